@@ -1,0 +1,82 @@
+"""The adapter to a JIT compiler: the only code that knows a compiler's internals.
+
+A backend is named by a short built-in name, or by "package.module:attribute" for one that lives elsewhere, so that a
+compile process can find it again.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from pytest_quack.cache.store import Artifact
+from pytest_quack.errors import SettingsError
+
+DEFAULT: Final = "cute_dsl"
+_BUILT_IN: Final = {"cute_dsl": "pytest_quack.backends.cute_dsl:BACKEND"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What code is made for.
+
+    Attributes:
+        arch: the GPU architecture, such as "sm_90a"; empty where nothing says which.
+        host_machine: the CPU family, such as "x86_64".
+        host_features: the CPU features that compiled host code may use, sorted.
+    """
+
+    arch: str
+    host_machine: str
+    host_features: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A compiled kernel as bytes: `abi` says how to call it, `arch` what its device code needs (empty: none)."""
+
+    payload: bytes
+    abi: str
+    arch: str
+
+
+class Backend(Protocol):
+    """What the rest of the project asks of a compiler."""
+
+    name: str
+
+    def toolchain(self) -> Mapping[str, str]:
+        """Versions of everything that shapes the output, the same on every machine that has the same."""
+
+    def options(self) -> str:
+        """Settings in force in this process that change the output, as one canonical text."""
+
+    def target(self) -> Target:
+        """What this process compiles for."""
+
+    def export(self, compiled: Any) -> Exported:
+        """Raises ExportError where `compiled` is nothing that can be exported, TargetArchError without an arch."""
+
+    def load(self, artifact: Artifact) -> Callable[..., Any]:
+        """A callable kernel. Raises ArtifactError where it cannot be loaded here."""
+
+    def worker_environ(self) -> Mapping[str, str]:
+        """Variables that make a fresh process compile as this one does."""
+
+    def worker_preload(self) -> tuple[str, ...]:
+        """Modules that every compile needs, imported once before compile processes are forked."""
+
+
+@functools.cache
+def find_backend(name: str) -> Backend:
+    """The backend of that name. Raises SettingsError naming those there are."""
+    path = _BUILT_IN.get(name, name)
+    module, _, attribute = path.partition(":")
+    if not attribute:
+        choices = ", ".join(sorted(_BUILT_IN))
+        raise SettingsError(f'there is no backend "{name}"; use one of {choices}, or "package.module:attribute".')
+    backend: Backend = getattr(importlib.import_module(module), attribute)
+    return backend

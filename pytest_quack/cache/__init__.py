@@ -1,0 +1,1 @@
+"""Keys, the store and `jit_cache`."""

@@ -1,0 +1,423 @@
+"""`jit_cache`: a compile function whose results are kept, in this process, on disk, and made by the pool.
+
+Order on a call: process memory, the store, the pool (where one is active), a compile in this process under the key's
+lock. Whichever it is, the caller gets the kernel loaded from its artifact, so that a hit and a miss return the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import os
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final, ParamSpec, TypeVar, overload
+
+from pytest_quack.backends import DEFAULT, Backend, find_backend
+from pytest_quack.cache import key as canonical
+from pytest_quack.cache.direct import (
+    Check,
+    DirectKey,
+    Fingerprint,
+    describe_call,
+    file_digest,
+    is_flat_value,
+    loaded_project_files,
+    source_path,
+)
+from pytest_quack.cache.store import Artifact, LockTimeoutError, Sidecar, Store
+from pytest_quack.compile import preload
+from pytest_quack.compile.active import get_active_pool
+from pytest_quack.compile.job import CompileFailure, CompileJob, CompileResult, FailureKind, KeyState
+from pytest_quack.compile.pool import CompilePool
+from pytest_quack.errors import ArtifactError, CompileError, UnkeyableError
+from pytest_quack.runtime import Runtime, get_runtime
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ATTRIBUTE: Final = "__quack_jit__"
+# cute.compile is not thread-safe: one compile at a time in a process.
+_compile_lock = threading.RLock()
+os.register_at_fork(after_in_child=lambda: globals().update(_compile_lock=threading.RLock()))
+
+
+@overload
+def jit_cache(function: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def jit_cache(
+    *, ignore: Iterable[str] = (), environ: Iterable[str] = (), backend: str = DEFAULT
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def jit_cache(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    ignore: Iterable[str] = (),
+    environ: Iterable[str] = (),
+    backend: str = DEFAULT,
+) -> Any:
+    """Keep the kernels that a compile function returns.
+
+    The function takes no tensors: its arguments are dtypes, sizes, options. It returns what the backend's compiler
+    returns (for CuTe DSL, the result of `cute.compile`), and calling it returns that kernel loaded from its artifact.
+    Two calls find the same artifact when function, arguments, the sources that they reach, the toolchain, the target
+    and the environment variables that those sources read are the same. What cannot be keyed safely is compiled at each
+    call, and the reason is given once.
+
+    Args:
+        ignore: names of module globals that the kernel does not depend on, though the function reads them.
+        environ: more environment variables that change the output; those that the sources read by a constant name are
+            found by themselves.
+        backend: which compiler; a built-in name or "package.module:attribute".
+
+    Raises, when the decorated function is called: whatever the function itself raises; `CompilePending` where a pool
+    is active and the kernel is not there yet; `CompileError` where the compile killed or hung its process;
+    `CacheDirectoryError` where the user named a cache directory that cannot be used.
+
+    Thread safety: may be called from several threads; compiles in one process run one after another.
+    """
+    given: tuple[object, ...] = (ignore, environ)
+    if any(isinstance(names, str) for names in given):
+        raise TypeError("ignore and environ take a list of names, not one string")
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        if not hasattr(function, "__code__"):
+            raise TypeError(f"jit_cache decorates functions, not a {type(function).__name__}")
+        preload.register(function.__module__, backend)
+        return _wrap(JitFunction(function, tuple(ignore), tuple(environ), backend))
+
+    return decorate if function is None else decorate(function)
+
+
+def _wrap(jit: JitFunction) -> Callable[..., Any]:
+    """The function that users call: the in-process hit inline, everything else in `JitFunction`.
+
+    The dictionaries are keyed by the arguments themselves; since 1 == True == 1.0, a hit also compares their types.
+    """
+    positional, by_keyword, miss = jit.positional, jit.by_keyword, jit.call
+
+    @functools.wraps(jit.function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        try:
+            if kwargs:
+                slot = (args, *kwargs.items())
+                kernel, types, check = by_keyword[slot]
+                if types == (*map(type, args), *map(type, kwargs.values())) and (check is None or check()):
+                    return kernel
+            else:
+                kernel, types, check = positional[args]
+                if types == (*map(type, args),) and (check is None or check()):
+                    return kernel
+        except (KeyError, TypeError, NameError, AttributeError):
+            pass  # not seen yet, not hashable, or a name that the function reads is gone: the long way tells
+        return miss(args, kwargs)
+
+    setattr(wrapper, ATTRIBUTE, jit)
+    wrapper.cache_clear = jit.clear  # type: ignore[attr-defined]
+    return wrapper
+
+
+class NotShippableError(Exception):
+    """The call cannot be made in another process; the text says why."""
+
+
+class JitFunction:
+    """One decorated compile function."""
+
+    def __init__(
+        self, function: Callable[..., Any], ignore: tuple[str, ...], environ: tuple[str, ...], backend: str
+    ) -> None:
+        self.function: Final = function
+        self.backend_name: Final = backend
+        # Three ways to find a kernel again in this process: by flat arguments, by flat keywords, by canonical bytes.
+        self.positional: dict[Any, tuple[Any, tuple[type, ...], Check | None]] = {}
+        self.by_keyword: dict[Any, tuple[Any, tuple[type, ...], Check | None]] = {}
+        self._deep: dict[bytes, tuple[Any, Check | None]] = {}
+        self._fingerprint = Fingerprint(function, ignore, environ)
+        self._kernels: dict[str, Any] = {}
+
+    @property
+    def backend(self) -> Backend:
+        return find_backend(self.backend_name)
+
+    def clear(self) -> None:
+        """Forget the kernels that this process holds; those on disk stay."""
+        self.positional.clear()
+        self.by_keyword.clear()
+        self._deep.clear()
+        self._kernels.clear()
+
+    def direct_key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DirectKey:
+        """The call's direct key. Raises UnkeyableError, TypeError for arguments that do not fit."""
+        bound = self._fingerprint.bind(args, kwargs)
+        sources = get_runtime().settings.sources
+        return self._fingerprint.compute(bound, self.backend, self.backend_name, sources)[0]
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The kernel for these arguments, by whichever way is the shortest."""
+        deep = _encode_call(args, kwargs)
+        entry = self._deep.get(deep) if deep is not None else None
+        if entry is not None and _holds(entry[1]):
+            return entry[0]
+        runtime = get_runtime()
+        bound = self._fingerprint.bind(args, kwargs)
+        try:
+            direct, check = self._fingerprint.compute(bound, self.backend, self.backend_name, runtime.settings.sources)
+        except UnkeyableError as error:
+            runtime.uncached += 1
+            runtime.notices.add(f"{self.function.__qualname__} is compiled at each call, not cached: {error}")
+            with _compile_lock:
+                return self.function(*args, **kwargs)
+        kernel = self._kernels.get(direct.key)
+        if kernel is None:
+            kernel = self._resolve(direct, describe_call(self.function, bound), args, kwargs, runtime)
+            self._kernels[direct.key] = kernel
+        self._remember(args, kwargs, deep, kernel, check)
+        return kernel
+
+    def _remember(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], deep: bytes | None, kernel: Any, check: Check | None
+    ) -> None:
+        values = (*args, *kwargs.values())
+        if all(map(is_flat_value, values)):
+            entry = kernel, tuple(map(type, values)), check
+            if kwargs:
+                slot = (args, *kwargs.items())
+                self.by_keyword[slot] = entry
+            else:
+                self.positional[args] = entry
+        elif deep is not None:
+            self._deep[deep] = kernel, check
+
+    def _resolve(
+        self, direct: DirectKey, description: str, args: tuple[Any, ...], kwargs: dict[str, Any], runtime: Runtime
+    ) -> Any:
+        while True:
+            kernel = self._find(direct.key, runtime)
+            if kernel is not None:
+                return kernel
+            pool = get_active_pool()
+            if pool is None:
+                return self._compile_here(direct, description, args, kwargs, runtime, reason="")
+            state, failure = pool.poll(direct.key)
+            if state is KeyState.NEW:
+                try:
+                    pool.submit(self._make_job(direct, description, args, kwargs, runtime, pool))
+                except NotShippableError as error:
+                    return self._compile_here(direct, description, args, kwargs, runtime, reason=str(error))
+            elif state is KeyState.DONE:
+                artifact = pool.take_artifact(direct.key)
+                if artifact is not None:
+                    return self.backend.load(artifact)
+                reason = "the pool's artifact is no longer in the cache"
+                return self._compile_here(direct, description, args, kwargs, runtime, reason=reason)
+            elif state is KeyState.FAILED:
+                assert failure is not None
+                if failure.kind in {FailureKind.CRASHED, FailureKind.TIMED_OUT}:
+                    raise CompileError(f"{description}: {failure.message}")
+                return self._compile_here(direct, description, args, kwargs, runtime, reason=failure.message)
+            else:
+                pool.await_or_raise(direct.key, description)
+
+    def _find(self, key: str, runtime: Runtime) -> Any | None:
+        store = runtime.store
+        pointer = store.find_pointer(key) if store is not None else None
+        if store is None or pointer is None or not self._files_are_the_same(pointer.files):
+            return None
+        artifact = store.find(pointer.content_key)
+        if artifact is None or artifact.sidecar.backend != self.backend.name:
+            return None
+        try:
+            kernel = self.backend.load(artifact)
+        except ArtifactError as error:
+            store.discard(pointer.content_key, RuntimeError(f"it passed its checks, but {error}"))
+            return None
+        runtime.hits.add(key)
+        return kernel
+
+    def _files_are_the_same(self, files: dict[str, tuple[str, str]]) -> bool:
+        base = os.path.dirname(source_path(self.function))
+        return all(file_digest(os.path.join(base, path)) == digest for path, digest in files.values())
+
+    def _compile_here(
+        self,
+        direct: DirectKey,
+        description: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        runtime: Runtime,
+        *,
+        reason: str,
+    ) -> Any:
+        runtime.compiled_here[direct.key] = reason
+        if reason:
+            runtime.notices.add(f"{self.function.__qualname__} was compiled in the test process: {reason}")
+        store = runtime.store
+        with _compile_lock:
+            if store is None or not store.is_writable:
+                return self.backend.load(self._compile(args, kwargs, description))
+            try:
+                with store.lock(direct.key, timeout_s=runtime.settings.timeout_s):
+                    kernel = self._find(direct.key, runtime)
+                    if kernel is not None:
+                        return kernel
+                    return self.backend.load(self._compile_and_publish(store, direct, args, kwargs, description))
+            except LockTimeoutError as error:
+                runtime.notices.add(f"compiled without its lock: {error}")
+            except OSError as error:
+                runtime.notices.add(f"the cache directory {store.root} takes no locks ({error.strerror or error})")
+            return self.backend.load(self._compile(args, kwargs, description))
+
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], description: str) -> Artifact:
+        """Run the compile function and export what it returns."""
+        backend = self.backend
+        started = time.perf_counter()
+        compiled = self.function(*args, **kwargs)
+        exported = backend.export(compiled)
+        target = backend.target()
+        toolchain = dict(backend.toolchain())
+        content_key = canonical.digest(
+            {
+                "kind": b"object",
+                "payload": exported.payload,
+                "abi": exported.abi.encode(),
+                "arch": exported.arch.encode(),
+                "backend": backend.name.encode(),
+                "host": canonical.encode((target.host_machine, target.host_features)),
+                "toolchain": canonical.encode(sorted(toolchain.items())),
+            }
+        )
+        sidecar = Sidecar(
+            content_key=content_key,
+            size_bytes=len(exported.payload),
+            sha256=hashlib.sha256(exported.payload).hexdigest(),
+            backend=backend.name,
+            abi=exported.abi,
+            arch=exported.arch,
+            host_machine=target.host_machine,
+            host_features=target.host_features,
+            toolchain=toolchain,
+            description=description,
+            compile_s=round(time.perf_counter() - started, 4),
+        )
+        return Artifact(sidecar, exported.payload)
+
+    def _compile_and_publish(
+        self, store: Store, direct: DirectKey, args: tuple[Any, ...], kwargs: dict[str, Any], description: str
+    ) -> Artifact:
+        """Compile and store; not under a key that the sources no longer have when the compile is over."""
+        before = set(sys.modules)
+        artifact = self._compile(args, kwargs, description)
+        try:
+            is_same = self.direct_key(args, kwargs).key == direct.key
+        except UnkeyableError:
+            is_same = False
+        if is_same:
+            known = {name for name in before if name != self.function.__module__}
+            base = os.path.dirname(source_path(self.function))
+            store.publish(artifact, direct.key, loaded_project_files(before, known, base))
+        return artifact
+
+    def _make_job(
+        self,
+        direct: DirectKey,
+        description: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        runtime: Runtime,
+        pool: CompilePool,
+    ) -> CompileJob:
+        function = self.function
+        if function.__module__ == "__main__":
+            raise NotShippableError("it is defined in __main__, which another process cannot import")
+        if "<locals>" in function.__qualname__:
+            raise NotShippableError("it is defined inside another function, where another process cannot find it")
+        try:
+            arguments = pickle.dumps((args, kwargs))
+        except Exception as error:  # pickling runs foreign code, which may raise anything
+            raise NotShippableError(f"its arguments cannot be sent to another process ({error})") from error
+        try:
+            cwd = os.getcwd()
+        except OSError:
+            cwd = ""
+        store = runtime.store
+        return CompileJob(
+            key=direct.key,
+            parts=direct.parts,
+            module=function.__module__,
+            qualname=function.__qualname__,
+            file=source_path(function),
+            arguments=arguments,
+            cwd=cwd,
+            environ=pool.environ_difference(),
+            settings=runtime.settings,
+            store_root=str(store.root) if store is not None and store.is_writable else "",
+            description=description,
+        )
+
+    def run_job(self, job: CompileJob, on_start: Callable[[], None]) -> CompileResult:
+        """What a compile process does: check that it sees what the asking process saw, compile, publish.
+
+        `on_start` is called when the compile itself begins, after any wait for the key's lock.
+        """
+        args, kwargs = pickle.loads(job.arguments)
+        runtime = get_runtime()
+        try:
+            direct = self.direct_key(args, kwargs)
+        except UnkeyableError as error:
+            return _refusal(job, str(error))
+        differing = direct.differing_parts(job.parts)
+        if differing or direct.key != job.key:
+            return _refusal(job, f"a compile process sees another {' and another '.join(differing) or 'key'}")
+        store = runtime.store
+        if store is None:
+            on_start()
+            artifact = self._compile(args, kwargs, job.description)
+            return CompileResult(job.key, None, artifact.sidecar.compile_s, artifact)
+        try:
+            with store.lock(job.key, timeout_s=runtime.settings.timeout_s):
+                pointer = store.find_pointer(job.key)
+                if pointer is not None and store.find(pointer.content_key) is not None:
+                    return CompileResult(job.key, None)
+                on_start()
+                artifact = self._compile_and_publish(store, direct, args, kwargs, job.description)
+        except LockTimeoutError as error:
+            return _refusal(job, str(error))
+        is_stored = store.find_pointer(job.key) is not None
+        return CompileResult(job.key, None, artifact.sidecar.compile_s, None if is_stored else artifact)
+
+
+def _encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
+    try:
+        return canonical.encode((args, sorted(kwargs.items())))
+    except UnkeyableError:
+        return None
+
+
+def _holds(check: Check | None) -> bool:
+    try:
+        return check is None or check()
+    except (NameError, AttributeError):
+        return False
+
+
+def _refusal(job: CompileJob, message: str) -> CompileResult:
+    return CompileResult(job.key, CompileFailure(FailureKind.REFUSED, message))
+
+
+def find_jit_function(module_name: str, qualname: str, file: str) -> JitFunction:
+    """The decorated function of that name. Raises LookupError saying what was found instead."""
+    module = importlib.import_module(module_name)
+    found: Any = module
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    jit = getattr(found, ATTRIBUTE, None)
+    if not isinstance(jit, JitFunction):
+        raise LookupError(f"{module_name}.{qualname} is no compile function there")
+    if source_path(jit.function) != file:
+        raise LookupError(f"{module_name} is another file there ({source_path(jit.function)})")
+    return jit

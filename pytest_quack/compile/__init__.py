@@ -1,0 +1,1 @@
+"""The compile pool: who compiles what, and in which process."""

@@ -1,0 +1,1 @@
+"""Where compiles run: processes of this machine today, other machines later."""

@@ -1,0 +1,136 @@
+"""Everything that leans on the inside of pytest and pluggy, one small function each.
+
+Written for pytest 8.3 to 9.2 and pluggy 1.5 to 1.7; `tests/deferral/test_internals.py` notices when one changes.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import pytest
+from _pytest import fixtures as _fixtures
+from _pytest import runner as _runner
+
+HookExec = Callable[[str, Sequence[Any], dict[str, Any], bool], Any]
+
+# Where pytest runs tear-down code and fixture set-up: frames of this code on the stack tell what kind of code runs.
+_TEARDOWN_CODE: Final = frozenset({_runner.SetupState.teardown_exact.__code__, _fixtures.FixtureDef.finish.__code__})
+_FIXTURE_SETUP_CODE: Final = _fixtures.pytest_fixture_setup.__code__
+
+
+def swap_hook_exec(caller: Any, execute: HookExec) -> HookExec:
+    """Have every call of one hook run through `execute`; returns what it ran through before.
+
+    pluggy keeps that function on each hook caller. Callers for a subset of plugins (conftest files) copy it when they
+    are first used, which for the hooks of a test run is later than this.
+    """
+    before: HookExec = caller._hookexec
+    caller._hookexec = execute
+    return before
+
+
+def forget_historic_call(caller: Any, kwargs: dict[str, Any]) -> None:
+    """Take a call back out of what pluggy repeats to plugins that are registered later."""
+    history = getattr(caller, "_call_history", None)
+    if history:
+        history[:] = [entry for entry in history if entry[0] is not kwargs]
+
+
+def tear_down_to(session: pytest.Session, nextitem: pytest.Item | None) -> None:
+    """Tear down what is set up now and `nextitem` does not need. Raises what the finalizers raise."""
+    session._setupstate.teardown_exact(nextitem)
+
+
+def why_not_abandon(frame: types.FrameType | None) -> str | None:
+    """Why code that runs in `frame` must not be interrupted for good; None where it may be."""
+    for code, local_frame in _frames(frame):
+        if code in _TEARDOWN_CODE:
+            return "it runs in a tear-down"
+        if code is _FIXTURE_SETUP_CODE:
+            fixturedef = local_frame.f_locals.get("fixturedef")
+            if fixturedef is not None and fixturedef.scope != "function":
+                return f"it runs in the set-up of a {fixturedef.scope} fixture"
+        if code.co_name == "__del__":
+            return "it runs in __del__, where an exception is lost"
+    return None
+
+
+def _frames(frame: types.FrameType | None) -> Iterator[tuple[types.CodeType, types.FrameType]]:
+    while frame is not None:
+        yield frame.f_code, frame
+        frame = frame.f_back
+
+
+def forget_failed_subtests(item: pytest.Item) -> None:
+    """Forget sub-tests of this item that failed in an attempt that does not count (pytest 9 counts them)."""
+    subtests = sys.modules.get("_pytest.subtests")
+    key = getattr(subtests, "failed_subtests_key", None)
+    counts = item.config.stash.get(key, None) if key is not None else None
+    if counts is not None:
+        counts.pop(item.nodeid, None)
+        if hasattr(item, "id"):  # 9.2 counts by NodeId
+            counts.pop(item.id, None)
+
+
+class ItemState:
+    """What an attempt may change on an item, to be put back before the next one.
+
+    Covers the attributes (the test-class instance that pytest caches among them), markers, keywords, the stash, report
+    sections, user properties, and the contents of mutable parameters.
+    """
+
+    def __init__(self, item: pytest.Item) -> None:
+        self._attributes = dict(item.__dict__)
+        self._stash = dict(item.stash._storage)
+        self._lists = {
+            name: list(getattr(item, name)) for name in _LISTS if isinstance(getattr(item, name, None), list)
+        }
+        keywords: Any = item.keywords
+        self._keywords = dict(keywords._markers) if hasattr(keywords, "_markers") else None
+        callspec = getattr(item, "callspec", None)
+        params = callspec.params.values() if callspec is not None else ()
+        self._parameters = [(value, _copy(value)) for value in params if isinstance(value, _MUTABLE)]
+
+    def restore(self, item: pytest.Item) -> None:
+        item.__dict__.clear()
+        item.__dict__.update(self._attributes)
+        item.stash._storage.clear()
+        item.stash._storage.update(self._stash)
+        for name, values in self._lists.items():
+            getattr(item, name)[:] = values
+        if self._keywords is not None:
+            keywords: Any = item.keywords
+            keywords._markers.clear()
+            keywords._markers.update(self._keywords)
+        for value, former in self._parameters:
+            _restore(value, former)
+        if hasattr(item, "_request"):
+            function: Any = item
+            function._request = False  # pytest makes a new one for an item that runs again
+            function.funcargs = None
+
+
+_LISTS: Final = ("user_properties", "_report_sections", "own_markers", "extra_keyword_matches")
+_MUTABLE: Final = (list, dict, set, bytearray)
+
+
+def _copy(value: Any) -> Any:
+    """A copy of plain containers all the way down; anything else inside is shared."""
+    kind = type(value)
+    if kind in (list, tuple, set, frozenset):
+        return kind(_copy(part) for part in value)
+    if kind is dict:
+        return {name: _copy(part) for name, part in value.items()}
+    return bytearray(value) if kind is bytearray else value
+
+
+def _restore(value: Any, former: Any) -> None:
+    """Put the former contents back into the same object: others may hold it too."""
+    if isinstance(value, (list, bytearray)):
+        value[:] = former
+    else:
+        value.clear()
+        value.update(former)

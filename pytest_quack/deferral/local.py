@@ -1,0 +1,439 @@
+"""The run loop of one process: attempts, deferrals, retries.
+
+Who does what in one attempt:
+
+    loop            takes an item from the queue and calls the ordinary `pytest_runtest_protocol` hook
+    call in a test  misses; `Deferral.on_pending` records that and raises CompilePending, or waits where it must
+    gate            holds back what the attempt reports until its tear-down begins, then lets it out or drops it
+    loop            parks the item until its keys are settled, or counts it as finished
+
+Fixtures: an attempt that counts is torn down towards the item that really runs next. Where that is not known yet (all
+that is left waits for compiles), and for an attempt that does not count, only what belongs to the function is torn
+down; the rest follows when the next item is known. Errors of that second step are reported as tear-down errors of the
+item whose attempt came before.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pytest
+
+from pytest_quack.compile.job import KeyState
+from pytest_quack.compile.pool import CompilePool
+from pytest_quack.deferral import internals
+from pytest_quack.deferral.attempt import Attempt, Surroundings
+from pytest_quack.deferral.queue import ItemQueue, Place
+from pytest_quack.errors import CompilePending
+from pytest_quack.runtime import Notices
+
+MARKER: Final = "compile_in_place"
+# A test that is still cold after this many attempts asks for something new each time, or for very much in sequence:
+# from then on its calls wait.
+MAX_DEFERRALS: Final = 25
+_PUT_OFF: Final = "put off until its kernel is compiled"
+_HELD_HOOKS: Final = ("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish")
+_DROPPED_HOOKS: Final = ("pytest_exception_interact", "pytest_warning_recorded")
+
+
+class Bookmark(pytest.Item):
+    """Stands for "the next item", where only its surroundings are known; never runs."""
+
+    def runtest(self) -> None:
+        raise AssertionError("a bookmark is not a test")
+
+
+class Deferral:
+    """What a run knows of its attempts.
+
+    Attributes:
+        deferrals: how often each item was put off, by node id.
+        waits: how often a call waited in place, by reason.
+        why_wait: why no test of this run may step aside; None where they may.
+    """
+
+    def __init__(self, pool: CompilePool, notices: Notices, *, why_wait: str | None = None) -> None:
+        self.deferrals: dict[str, int] = {}
+        self.waits: dict[str, int] = {}
+        self.why_wait: Final = why_wait
+        self._pool = pool
+        self._notices = notices
+        self._attempt: Attempt | None = None
+        self._main_thread = threading.get_ident()
+        pool.pending_policy = self.on_pending
+
+    # Calls that miss.
+
+    def on_pending(self, key: str, description: str) -> None:
+        """Raise CompilePending if the attempt can be abandoned here; else return when the key is settled."""
+        reason = self._why_wait()
+        attempt = self._attempt
+        if reason is None and attempt is not None:
+            signal = CompilePending(key, description)
+            attempt.refuse(key, signal)
+            raise signal
+        if reason is not None:
+            self.waits[reason] = self.waits.get(reason, 0) + 1
+        self._pool.wait(key)
+
+    def _why_wait(self) -> str | None:
+        attempt = self._attempt
+        if self.why_wait is not None:
+            return self.why_wait
+        if attempt is None:
+            return "it runs outside a test"
+        if attempt.is_settled:
+            return "it runs in a tear-down"
+        if threading.get_ident() != self._main_thread:
+            return "it runs in another thread than the test"
+        if attempt.item.get_closest_marker(MARKER) is not None:
+            return f"its test is marked {MARKER}"
+        if self.deferrals.get(attempt.item.nodeid, 0) >= MAX_DEFERRALS:
+            return f"its test was put off {MAX_DEFERRALS} times"
+        return internals.why_not_abandon(sys._getframe(1)) or _why_not_abandon_gpu_work()
+
+    # The loop.
+
+    def drive(self, session: pytest.Session) -> bool:
+        """Run all items of the session; the plugin's `pytest_runtestloop`."""
+        return _Loop(self, session, self._pool, self._notices).run()
+
+
+class _Loop:
+    """One run of the loop."""
+
+    def __init__(self, deferral: Deferral, session: pytest.Session, pool: CompilePool, notices: Notices) -> None:
+        self._deferral = deferral
+        self.pid: Final = os.getpid()
+        self._session = session
+        self._pool = pool
+        self._notices = notices
+        self._items = session.items
+        self._queue = ItemQueue([place_of(item) for item in self._items])
+        self._surroundings: dict[int, Surroundings] = {}
+        self._waiting_for: dict[int, frozenset[str]] = {}
+        self.owed_errors: dict[int, pytest.TestReport] = {}
+        self._settled_seen = -1
+        self._has_new_parked = False
+        self._current = -1
+        self._next: int | None = None
+        self._gate = _Gate(self, session.config)
+
+    @property
+    def is_next_unknown(self) -> bool:
+        """Whether items are left of which none can run yet."""
+        return self._next is None and not self._queue.is_done
+
+    def take_owed_error(self) -> pytest.TestReport | None:
+        return self.owed_errors.pop(self._current, None)
+
+    def run(self) -> bool:
+        self._gate.install()
+        try:
+            self._next = self._queue.take(None)
+            while True:
+                if self._next is None:
+                    if self._queue.is_done:
+                        return True
+                    self._next = self._wait_for_next()
+                self._run_one(self._next)
+                if self._session.shouldfail:
+                    raise self._session.Failed(self._session.shouldfail)
+                if self._session.shouldstop:
+                    raise self._session.Interrupted(self._session.shouldstop)
+        finally:
+            self._gate.remove()
+            self._deferral._attempt = None
+
+    def _run_one(self, index: int) -> None:
+        item = self._items[index]
+        self._current = index
+        attempt = Attempt.begin(item, self._surroundings.get(index))
+        self._deferral._attempt = attempt
+        self._gate.open_for(attempt)
+        try:
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=self._likely_next(index))
+        except BaseException:
+            if attempt.is_deferred:
+                self._gate.drop()
+            else:
+                self._gate.release()
+            raise
+        finally:
+            self._deferral._attempt = None
+            self._gate.close()
+        self.settle(attempt)  # a protocol without a tear-down, of a plugin's own, has not settled it
+        if attempt.is_deferred:
+            self._put_off(index, attempt)
+        if self._session.shouldfail or self._session.shouldstop:
+            self._gate.release()
+            return
+        if self.is_next_unknown:
+            return  # what else is torn down depends on the next item: see _wait_for_next
+        if attempt.is_deferred and self._next is not None:
+            self._tear_down_between(index, self._items[self._next])
+        self._gate.release()
+
+    def settle(self, attempt: Attempt) -> pytest.Item | None:
+        """Decide whether the attempt counts and what runs next; returns the item to tear down towards.
+
+        Called when the tear-down begins: from here on calls wait instead of raising, and reports go out at once.
+        """
+        if attempt.is_settled:
+            return self._teardown_target(attempt)
+        index = self._current
+        if attempt.is_deferred:
+            self._blame_gpu_faults(attempt)
+        attempt.is_settled = True
+        if attempt.is_deferred:
+            attempt.note_temporary()
+            self._queue.park(index)
+            self._has_new_parked = True
+            self._waiting_for[index] = frozenset(attempt.keys)
+            for key in attempt.keys:
+                self._pool.add_waiter(key)
+        else:
+            self._gate.release()
+            self._queue.finish(index)
+        self._collect_ready()
+        self._next = self._queue.take(index)
+        return self._teardown_target(attempt)
+
+    def _teardown_target(self, attempt: Attempt) -> pytest.Item | None:
+        session = self._session
+        if attempt.is_deferred:
+            return _bookmark_beside(attempt.item)
+        if session.shouldfail or session.shouldstop:
+            return None
+        if self._next is not None:
+            return self._items[self._next]
+        return None if self._queue.is_done else _bookmark_beside(attempt.item)
+
+    def _likely_next(self, index: int) -> pytest.Item | None:
+        """What plugins are told; what is torn down is decided in `settle`."""
+        return self._items[index + 1] if index + 1 < len(self._items) else None
+
+    def _put_off(self, index: int, attempt: Attempt) -> None:
+        nodeid = attempt.item.nodeid
+        self._deferral.deferrals[nodeid] = self._deferral.deferrals.get(nodeid, 0) + 1
+        self._surroundings[index] = attempt.surroundings
+        if attempt.teardown_error is not None:
+            self._notices.add(
+                f"{nodeid} was put off, and tearing down that attempt failed: {attempt.teardown_error}; "
+                "its result is that of its last attempt"
+            )
+        attempt.undo()
+        internals.forget_failed_subtests(attempt.item)
+
+    def _blame_gpu_faults(self, attempt: Attempt) -> None:
+        """Wait for the GPU work of an attempt that is about to be dropped: a fault in it is that test's failure."""
+        torch = sys.modules.get("torch")
+        cuda = getattr(torch, "cuda", None)
+        if cuda is None or not cuda.is_initialized():
+            return
+        phase = "setup" if len(self._gate.held_reports()) < 2 else "call"
+        call = pytest.CallInfo.from_call(cuda.synchronize, phase)  # type: ignore[arg-type]
+        if call.excinfo is not None:
+            attempt.keys.clear()
+            report = attempt.item.ihook.pytest_runtest_makereport(item=attempt.item, call=call)
+            self._gate.replace_discarded_report(report)
+
+    def _collect_ready(self) -> None:
+        settled = self._pool.settled
+        if settled == self._settled_seen and not self._has_new_parked:
+            return
+        self._settled_seen, self._has_new_parked = settled, False
+        for index in self._queue.parked:
+            if all(self._pool.poll(key)[0] is not KeyState.PENDING for key in self._waiting_for[index]):
+                self._queue.unpark(index)
+
+    def _wait_for_next(self) -> int:
+        """Wait until an item can run, and tear down what it does not share with the one before."""
+        last = self._current
+        while True:
+            self._collect_ready()
+            index = self._queue.take(last)
+            if index is not None:
+                break
+            pending = {key for i in self._queue.parked for key in self._waiting_for[i]}
+            self._pool.wait_any([key for key in pending if self._pool.poll(key)[0] is KeyState.PENDING])
+        self._tear_down_between(last, self._items[index])
+        self._gate.release()
+        return index
+
+    def _tear_down_between(self, last: int, nextitem: pytest.Item) -> None:
+        item = self._items[last]
+        call = pytest.CallInfo.from_call(
+            lambda: internals.tear_down_to(self._session, nextitem),
+            "teardown",
+            reraise=(pytest.exit.Exception, KeyboardInterrupt),
+        )
+        if call.excinfo is None:
+            return
+        report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+        if not self._gate.replace_teardown_report(report):
+            self.owed_errors[last] = report  # it was put off: part of the result that it will have
+
+
+class _Gate:
+    """Stands in front of the hooks that publish what happens, and lets through what counts.
+
+    Between attempts it is open, except that the tear-down report of an item is held while it is not known yet whether
+    a later step of its tear-down fails.
+    """
+
+    def __init__(self, loop: _Loop, config: pytest.Config) -> None:
+        self._loop = loop
+        self._hook = config.hook
+        self._attempt: Attempt | None = None
+        self._held: list[tuple[str, Any, dict[str, Any], bool]] = []
+        self._former: dict[str, internals.HookExec] = {}
+
+    def install(self) -> None:
+        for name in (*_HELD_HOOKS, *_DROPPED_HOOKS, "pytest_runtest_teardown", "pytest_runtest_makereport"):
+            caller = getattr(self._hook, name)
+            handler = {
+                "pytest_runtest_teardown": self._on_teardown,
+                "pytest_runtest_makereport": self._on_makereport,
+            }.get(name, self._on_publish)
+            self._former[name] = internals.swap_hook_exec(caller, handler)
+
+    def remove(self) -> None:
+        self.release()
+        for name, former in self._former.items():
+            internals.swap_hook_exec(getattr(self._hook, name), former)
+
+    def open_for(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+
+    def close(self) -> None:
+        self._attempt = None
+
+    def release(self) -> None:
+        """Let out what is held, in order."""
+        held, self._held = self._held, []
+        for name, methods, kwargs, firstresult in held:
+            self._former[name](name, methods, kwargs, firstresult)
+
+    def drop(self) -> None:
+        """Forget what is held: it belongs to an attempt that does not count."""
+        held, self._held = self._held, []
+        for name, _, kwargs, _ in held:
+            self._forget(name, kwargs)
+
+    def held_reports(self) -> list[pytest.TestReport]:
+        return [kwargs["report"] for name, _, kwargs, _ in self._held if name == "pytest_runtest_logreport"]
+
+    def replace_discarded_report(self, report: pytest.TestReport) -> None:
+        """Put `report` in the place of the one that said that the attempt was put off."""
+        self._held = [entry for entry in self._held if not _is_discarded(entry[2].get("report"))]
+        caller = self._hook.pytest_runtest_logreport
+        self._held.append((caller.name, list(caller.get_hookimpls()), {"report": report}, False))
+
+    def replace_teardown_report(self, report: pytest.TestReport) -> bool:
+        """Put `report` in the place of the item's own tear-down report; False where that is not held."""
+        for name, _, kwargs, _ in self._held:
+            if name == "pytest_runtest_logreport" and kwargs["report"].when == "teardown":
+                kwargs["report"] = report
+                return True
+        return False
+
+    def _on_publish(self, name: str, methods: Sequence[Any], kwargs: dict[str, Any], firstresult: bool) -> Any:
+        attempt, loop = self._attempt, self._loop
+        if attempt is None or os.getpid() != loop.pid:
+            return self._former[name](name, methods, kwargs, firstresult)
+        nothing: list[Any] | None = None if firstresult else []
+        if not attempt.is_settled:
+            if name != "pytest_exception_interact":
+                self._held.append((name, list(methods), kwargs, firstresult))
+                return nothing
+            return nothing if attempt.is_deferred else self._former[name](name, methods, kwargs, firstresult)
+        if attempt.is_deferred:
+            self._note_teardown_error(attempt, name, kwargs)
+            self._forget(name, kwargs)
+            return nothing
+        self._pay_owed_error(name, kwargs)
+        if loop.is_next_unknown and name in _HELD_HOOKS:
+            self._held.append((name, list(methods), kwargs, firstresult))
+            return nothing
+        return self._former[name](name, methods, kwargs, firstresult)
+
+    @staticmethod
+    def _note_teardown_error(attempt: Attempt, name: str, kwargs: dict[str, Any]) -> None:
+        if name == "pytest_runtest_logreport" and kwargs["report"].failed:
+            attempt.teardown_error = (kwargs["report"].longreprtext.strip().splitlines() or ["no reason"])[-1]
+
+    def _pay_owed_error(self, name: str, kwargs: dict[str, Any]) -> None:
+        """A wider fixture failed when it was torn down after an earlier attempt: part of this item's result."""
+        if name == "pytest_runtest_logreport" and kwargs["report"].when == "teardown":
+            owed = self._loop.take_owed_error()
+            if owed is not None and kwargs["report"].passed:
+                kwargs["report"] = owed
+
+    def _forget(self, name: str, kwargs: dict[str, Any]) -> None:
+        if name == "pytest_warning_recorded":
+            internals.forget_historic_call(getattr(self._hook, name), kwargs)
+
+    def _on_teardown(self, name: str, methods: Sequence[Any], kwargs: dict[str, Any], firstresult: bool) -> Any:
+        attempt = self._attempt
+        if attempt is not None and kwargs.get("item") is attempt.item:
+            kwargs = {**kwargs, "nextitem": self._loop.settle(attempt)}
+            if attempt.is_deferred:
+                self.drop()
+        return self._former[name](name, methods, kwargs, firstresult)
+
+    def _on_makereport(self, name: str, methods: Sequence[Any], kwargs: dict[str, Any], firstresult: bool) -> Any:
+        attempt, call = self._attempt, kwargs["call"]
+        if attempt is not None and attempt.is_deferred and not attempt.is_settled:
+            return _discarded_report(kwargs["item"], call)
+        return self._former[name](name, methods, kwargs, firstresult)
+
+
+def place_of(item: pytest.Item) -> Place:
+    """Where an item stands: its collectors, and the wider parameters that fixtures are set up for."""
+    scopes: list[Any] = list(item.listchain()[:-1])
+    callspec = getattr(item, "callspec", None)
+    if callspec is not None:
+        wider = callspec._arg2scope if hasattr(callspec, "_arg2scope") else {}
+        named = [(n, callspec.indices.get(n)) for n, scope in sorted(wider.items()) if scope.value != "function"]
+        if named:
+            scopes.append(tuple(named))
+    return Place(tuple(scopes), item.getparent(pytest.Class))
+
+
+def _bookmark_beside(item: pytest.Item) -> pytest.Item:
+    assert item.parent is not None
+    return Bookmark.from_parent(item.parent, name="(next)")
+
+
+def _discarded_report(item: pytest.Item, call: pytest.CallInfo[Any]) -> pytest.TestReport:
+    """A report that nobody sees: without the cost of formatting a traceback, and no failure to plugins that rerun."""
+    return pytest.TestReport(
+        nodeid=item.nodeid,
+        location=item.location,
+        keywords={},
+        outcome="skipped",
+        longrepr=("", 0, _PUT_OFF),
+        when=call.when,  # type: ignore[arg-type]
+    )
+
+
+def _is_discarded(report: Any) -> bool:
+    return report is not None and report.skipped and report.longrepr == ("", 0, _PUT_OFF)
+
+
+def _why_not_abandon_gpu_work() -> str | None:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    cuda = getattr(torch, "cuda", None)
+    if cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing():
+        return "it runs while a CUDA graph is captured"
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return "it runs in a distributed test"
+    return None

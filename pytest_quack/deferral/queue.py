@@ -1,0 +1,113 @@
+"""Which item runs next: a pure structure over positions in the collected order.
+
+Items run in their order. One that was put off is `parked` until its keys are settled, then `ready`. A ready item runs
+as soon as that costs no more fixture tear-downs than going on would; otherwise once the items of the order are
+through. Within a class the order is kept: while one item of it is put off, the later ones are held.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an item stands.
+
+    Attributes:
+        scopes: what is set up around it, the widest first: session, packages, module, class, wider parameters.
+        ordered_group: items of one group keep their order; None for an item of no group.
+    """
+
+    scopes: tuple[Hashable, ...]
+    ordered_group: Hashable | None = None
+
+
+def shared_scopes(a: Place, b: Place) -> int:
+    """How many scopes stay set up between two items."""
+    count = 0
+    for x, y in zip(a.scopes, b.scopes, strict=False):
+        if x != y:
+            break
+        count += 1
+    return count
+
+
+class ItemQueue:
+    """The items of a run by their position in the collected order; each must be finished once."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._places = places
+        self._next_fresh = 0
+        self._ready: list[int] = []  # put off and ready again, or held and free again, in order
+        self._parked: set[int] = set()
+        self._held: dict[Hashable, list[int]] = {}
+        self._waiting: dict[Hashable, set[int]] = {}  # by group: items that are parked or ready
+        self._finished = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self._finished == len(self._places)
+
+    @property
+    def parked(self) -> frozenset[int]:
+        """Items that wait for their keys."""
+        return frozenset(self._parked)
+
+    def take(self, last: int | None) -> int | None:
+        """The item to run after `last`; None where all that is left waits. It leaves the queue."""
+        ready = [index for index in self._ready if not self._is_blocked(index)]
+        fresh = self._peek_fresh()
+        choice = self._best(ready, last)
+        if choice is None or (fresh is not None and self._closeness(fresh, last) > self._closeness(choice, last)):
+            choice = fresh
+        if choice is None:
+            return None
+        if choice == fresh:
+            self._next_fresh += 1
+        else:
+            self._ready.remove(choice)
+            self._waiting.get(self._places[choice].ordered_group, set()).discard(choice)
+        return choice
+
+    def park(self, index: int) -> None:
+        """The item was put off."""
+        self._parked.add(index)
+        self._wait_in_group(index)
+
+    def unpark(self, index: int) -> None:
+        """The item's keys are settled."""
+        self._parked.discard(index)
+        bisect.insort(self._ready, index)
+
+    def finish(self, index: int) -> None:
+        """The item has its result."""
+        self._finished += 1
+        group = self._places[index].ordered_group
+        for held in self._held.pop(group, ()) if group is not None else ():
+            bisect.insort(self._ready, held)
+            self._wait_in_group(held)
+
+    def _wait_in_group(self, index: int) -> None:
+        self._waiting.setdefault(self._places[index].ordered_group, set()).add(index)
+
+    def _peek_fresh(self) -> int | None:
+        while self._next_fresh < len(self._places):
+            index = self._next_fresh
+            if not self._is_blocked(index):
+                return index
+            self._held.setdefault(self._places[index].ordered_group, []).append(index)
+            self._next_fresh += 1
+        return None
+
+    def _is_blocked(self, index: int) -> bool:
+        group = self._places[index].ordered_group
+        return group is not None and any(other < index for other in self._waiting.get(group, ()))
+
+    def _best(self, candidates: list[int], last: int | None) -> int | None:
+        return min(candidates, key=lambda index: (-self._closeness(index, last), index), default=None)
+
+    def _closeness(self, index: int, last: int | None) -> int:
+        return 0 if last is None else shared_scopes(self._places[index], self._places[last])

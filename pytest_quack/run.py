@@ -1,0 +1,126 @@
+"""One pytest run: the objects that the plugin's hooks need, built from the settings and undone at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import pytest
+
+from pytest_quack.cache.directory import open_directory
+from pytest_quack.compile import active
+from pytest_quack.compile.pool import CompilePool
+from pytest_quack.deferral.local import Deferral
+from pytest_quack.report import summary
+from pytest_quack.runtime import Runtime, replace_runtime
+from pytest_quack.settings import Settings
+
+_RUN_KEY: Final = pytest.StashKey["QuackRun"]()
+# Options that show what happens while it happens, or stop at it: a test that steps aside would be shown twice.
+_WAIT_OPTIONS: Final = {
+    "usepdb": "--pdb",
+    "trace": "--trace",
+    "stepwise": "--sw",
+    "setupshow": "--setup-show",
+    "setuponly": "--setup-only",
+    "setupplan": "--setup-plan",
+}
+
+
+@dataclass(slots=True)
+class QuackRun:
+    """What belongs to one run; found through the config's stash."""
+
+    settings: Settings
+    runtime: Runtime
+    runtime_before: Runtime | None
+    pool: CompilePool | None = None
+    pool_before: CompilePool | None = None
+    deferral: Deferral | None = None
+
+    def header(self) -> str | None:
+        if self.pool is None or self.deferral is None:
+            return None
+        store = self.runtime.store
+        cache = str(store.root) if store is not None else "off"
+        return summary.header(self.settings, self.pool.jobs, self.deferral.why_wait, cache)
+
+    def may_defer(self, session: pytest.Session) -> bool:
+        """Whether this run's own loop is needed; else pytest's own does it, untouched."""
+        stops_early = session.testsfailed and not session.config.option.continue_on_collection_errors
+        if self.deferral is None or self.deferral.why_wait is not None or stops_early:
+            return False
+        return not session.config.option.collectonly
+
+    def drive(self, session: pytest.Session) -> bool:
+        assert self.deferral is not None
+        return self.deferral.drive(session)
+
+    def summary(self) -> list[str]:
+        runtime, store = self.runtime, self.runtime.store
+        notices = dict(runtime.notices.counts)
+        notices.update(store.problems if store is not None else {})
+        counts = summary.RunCounts(
+            hits=len(runtime.hits),
+            compiled_here=len(runtime.compiled_here),
+            uncached=runtime.uncached,
+            corrupt=store.corrupt if store is not None else 0,
+            deferrals=self.deferral.deferrals if self.deferral is not None else {},
+            waits=self.deferral.waits if self.deferral is not None else {},
+            notices=notices,
+            pool=self.pool.stats() if self.pool is not None else None,
+        )
+        if self.pool is None and not notices:
+            return []
+        return summary.lines(counts)
+
+
+def start_run(config: pytest.Config, settings: Settings) -> None:
+    """Put the settings in force and make the pool active if one is asked for.
+
+    Raises CacheDirectoryError where the user named a directory that cannot be used or trusted.
+    """
+    directory = open_directory(settings) if settings.is_cache_enabled and settings.cache_dir else None
+    runtime = Runtime(settings, is_reported=True, directory=directory)
+    run = QuackRun(settings, runtime, replace_runtime(runtime))
+    config.stash[_RUN_KEY] = run
+    if settings.is_pool_on and not _is_xdist(config) and not config.option.collectonly:
+        run.pool = CompilePool(settings.jobs, timeout_s=settings.timeout_s, notices=runtime.notices)
+        run.pool_before = active.activate(run.pool)
+        run.deferral = Deferral(run.pool, runtime.notices, why_wait=_why_wait(config, settings))
+    elif settings.is_pool_on and _is_xdist(config):
+        runtime.notices.add(
+            "--async-compile has no effect together with xdist yet: each kernel is compiled once, in the first test "
+            "process that needs it"
+        )
+
+
+def end_run(config: pytest.Config) -> None:
+    """End every compile process and put back what was in force before the run."""
+    run = find_run(config)
+    if run is None:
+        return
+    del config.stash[_RUN_KEY]
+    if run.pool is not None:
+        active.deactivate(run.pool_before)
+        run.pool.shutdown()
+    replace_runtime(run.runtime_before)
+
+
+def find_run(config: pytest.Config) -> QuackRun | None:
+    return config.stash.get(_RUN_KEY, None)
+
+
+def _is_xdist(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput") or config.getoption("dist", "no") != "no"
+
+
+def _why_wait(config: pytest.Config, settings: Settings) -> str | None:
+    if settings.mode == "wait":
+        return "async_compile_mode is wait"
+    for name, flag in _WAIT_OPTIONS.items():
+        if config.getoption(name, False):
+            return f"{flag} is given"
+    if config.getoption("log_cli_level", None) or config.getini("log_cli"):
+        return "log_cli is on"
+    return None

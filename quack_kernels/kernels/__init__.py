@@ -1,0 +1,1 @@
+"""The kernels, one directory each. Nothing in here imports torch."""

@@ -1,0 +1,1 @@
+"""RMSNorm: configuration, kernel and compile function."""

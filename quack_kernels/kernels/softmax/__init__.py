@@ -1,0 +1,1 @@
+"""Softmax: configuration, kernel and compile function."""

@@ -1,0 +1,1 @@
+"""What users call: argument checks, torch op registration, output allocation."""

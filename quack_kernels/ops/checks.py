@@ -1,0 +1,80 @@
+"""Which arguments the ops accept. Every function returns nothing or raises ArgumentError."""
+
+import math
+from typing import Any, Final
+
+import torch
+
+from ..errors import ArgumentError
+
+DTYPES: Final = (torch.float32, torch.bfloat16)
+# Tensors on the meta device carry shapes only; an op on them gives the shape and dtype of its result.
+DEVICE_TYPES: Final = ("cpu", "meta")
+
+
+def check_operand(argument: str, tensor: Any) -> None:
+    """Require a dense tensor on a device with kernels, whose gradient nobody expects."""
+    check_tensor(argument, tensor)
+    check_device(argument, tensor.device)
+    check_forward_only(argument, tensor)
+
+
+def check_tensor(argument: str, tensor: Any) -> None:
+    """Require a dense torch tensor."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(argument, f"is a {type(tensor).__name__}", "a torch.Tensor is accepted")
+    if tensor.layout is not torch.strided:
+        raise ArgumentError(argument, f"has layout {tensor.layout}", "only torch.strided is accepted")
+
+
+def check_device(argument: str, device: torch.device) -> None:
+    """Require a device that kernels exist for."""
+    if device.type not in DEVICE_TYPES:
+        raise ArgumentError(
+            argument,
+            f"is on device {device}",
+            f"kernels exist for {' and '.join(DEVICE_TYPES)} tensors only; move it with .cpu()",
+        )
+
+
+def check_forward_only(argument: str, tensor: torch.Tensor) -> None:
+    """Require that nobody expects a gradient, which would be silently missing."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            argument,
+            "requires a gradient",
+            "this op has no backward; call it under torch.no_grad() or pass a detached tensor",
+        )
+
+
+def check_rows(x: torch.Tensor) -> None:
+    """Require a tensor that is a stack of rows in a supported dtype."""
+    if x.dim() < 1:
+        raise ArgumentError("x", "has no dimension", "at least 1 is needed: the last one is normalised")
+    if x.dtype not in DTYPES:
+        raise ArgumentError("x", f"has dtype {x.dtype}", f"{_listed(DTYPES)} are accepted")
+
+
+def check_weight(weight: torch.Tensor, x: torch.Tensor) -> None:
+    """Require one weight per column of x, on its device, in float32 or the dtype of x."""
+    accepted = tuple(dict.fromkeys((torch.float32, x.dtype)))
+    if weight.dtype not in accepted:
+        raise ArgumentError("weight", f"has dtype {weight.dtype}", f"with x of {x.dtype}, {_listed(accepted)} fits")
+    if weight.device != x.device:
+        raise ArgumentError("weight", f"is on device {weight.device}", f"x is on {x.device}; both must be on one")
+    if weight.shape != x.shape[-1:]:
+        raise ArgumentError(
+            "weight",
+            f"has shape {tuple(weight.shape)}",
+            f"x has shape {tuple(x.shape)}, so ({x.shape[-1]},) is accepted",
+        )
+
+
+def check_eps(eps: float) -> None:
+    """Require a finite number that keeps the root real."""
+    if not (math.isfinite(eps) and eps >= 0):
+        raise ArgumentError("eps", f"is {eps}", "a finite number that is not negative is accepted")
+
+
+def _listed(dtypes: tuple[torch.dtype, ...]) -> str:
+    return " or ".join(str(dtype) for dtype in dtypes)

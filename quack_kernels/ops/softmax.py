@@ -1,0 +1,46 @@
+"""Softmax forward on torch tensors."""
+
+import torch
+
+from ..kernels.softmax.compile import compile_softmax
+from .checks import check_operand, check_rows
+from .library import register
+from .tensors import as_rows, dtype_name
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    """Turn each row of x into positive weights that sum to 1, in proportion to the exponentials of its elements.
+
+    Shapes: x (..., N) with at least one dimension, of which the last is normalised; the result is like x, and
+        contiguous. Empty x gives an empty result. Rows may have any stride; x whose last dimension is not contiguous,
+        or whose leading dimensions are not one stack of equally spaced rows, is copied first.
+    Dtypes: float32 or bfloat16, on the CPU; the result has the dtype of x.
+    Error: everything is computed in float64 and rounded at the end, to bfloat16 by way of float32: at most 1 ulp of
+        the output dtype from the float64 result rounded to it, subnormal results included. A row with a NaN, with
+        positive infinity or with nothing but negative infinity becomes NaN, as in torch.softmax.
+    Cost: three reads of x, two exponentials per element and one write of the result on one thread; the first call with
+        a new N or dtype compiles a kernel, about 0.3 s, unless it is cached. Rows and strides do not matter to that.
+    Source: the shift by the maximum, against overflow: Blanchard, Higham and Higham 2021, doi:10.1093/imanum/draa038.
+    Raises: ArgumentError, a ValueError, naming the argument, its value and what is accepted; also where x requires a
+        gradient while gradients are recorded, since there is no backward.
+    """
+    check_operand("x", x)
+    y: torch.Tensor = _softmax_op(x)
+    return y
+
+
+def _softmax_meta(x: torch.Tensor) -> torch.Tensor:
+    """Check the argument and allocate the result."""
+    check_rows(x)
+    return x.new_empty(x.shape)
+
+
+def _softmax_cpu(x: torch.Tensor) -> torch.Tensor:
+    y = _softmax_meta(x)
+    if y.numel() > 0:
+        kernel = compile_softmax(dtype_name(x.dtype), x.shape[-1])
+        kernel(as_rows(x), y.view(-1, x.shape[-1]))
+    return y
+
+
+_softmax_op = register("softmax(Tensor x) -> Tensor", cpu=_softmax_cpu, meta=_softmax_meta)

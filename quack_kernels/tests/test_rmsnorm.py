@@ -1,0 +1,210 @@
+"""RMSNorm forward: numbers, layouts, odd values, refused arguments."""
+
+from typing import Any, Final
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from quack_kernels import ArgumentError, rmsnorm
+from quack_kernels.kernels.rmsnorm.compile import compile_rmsnorm
+from quack_kernels.ops.checks import check_device
+
+from .inputs import LAYOUTS, SHAPES, random_rows
+from .reference import largest_ulp_distance, rmsnorm_reference
+
+F32, BF16 = torch.float32, torch.bfloat16
+DTYPES: Final = pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+OPTIONS: Final = pytest.mark.parametrize(
+    ("dtype", "weight_dtype"),
+    [(F32, None), (F32, F32), (BF16, None), (BF16, F32), (BF16, BF16)],
+    ids=["float32-none", "float32-float32", "bfloat16-none", "bfloat16-float32", "bfloat16-bfloat16"],
+)
+NAN, INF = float("nan"), float("inf")
+
+
+def weight_for(n: int, dtype: torch.dtype | None) -> torch.Tensor | None:
+    """Return a weight, or None for none."""
+    return None if dtype is None else random_rows(n, dtype=dtype, seed=1)
+
+
+def assert_matches(x: torch.Tensor, weight: torch.Tensor | None, eps: float = 1e-6) -> None:
+    """Assert that the result is contiguous, new, and within 1 ulp of float64."""
+    y = rmsnorm(x, weight, eps=eps)
+    assert y.is_contiguous()
+    assert largest_ulp_distance(y, rmsnorm_reference(x, weight, eps)) <= 1
+
+
+@OPTIONS
+@pytest.mark.parametrize("n", [1, 3, 17, 128, 1000, 4096])
+def test_result_is_within_one_ulp_of_float64(n: int, dtype: torch.dtype, weight_dtype: torch.dtype | None) -> None:
+    assert_matches(random_rows(13, n, dtype=dtype), weight_for(n, weight_dtype))
+
+
+@OPTIONS
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1e30])
+def test_magnitude_of_x_costs_no_accuracy(scale: float, dtype: torch.dtype, weight_dtype: torch.dtype | None) -> None:
+    assert_matches(random_rows(7, 1000, dtype=dtype, seed=2, scale=scale), weight_for(1000, weight_dtype))
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_any_leading_dimensions_are_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    assert_matches(random_rows(*shape, dtype=dtype), weight_for(17, dtype))
+
+
+@DTYPES
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout_of_x_does_not_matter(layout: str, dtype: torch.dtype) -> None:
+    x = LAYOUTS[layout](random_rows(6, 17, dtype=dtype))
+    before = x.clone()
+    assert_matches(x, weight_for(17, dtype))
+    assert torch.equal(x, before)
+
+
+def test_single_column_may_have_any_stride() -> None:
+    assert_matches(random_rows(40).as_strided((4, 1), (7, 5)), None)
+
+
+def test_weight_may_be_strided() -> None:
+    assert_matches(random_rows(4, 17), random_rows(34, seed=1)[::2])
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-6, 1e-3, 2.5])
+def test_eps_is_a_run_time_number(eps: float) -> None:
+    assert_matches(random_rows(4, 17, scale=1e-2), None, eps)
+
+
+def test_default_eps_is_a_millionth() -> None:
+    x = random_rows(4, 17, scale=1e-3)
+    assert torch.equal(rmsnorm(x), rmsnorm(x, eps=1e-6))
+
+
+@OPTIONS
+def test_row_of_zeros_stays_zero(dtype: torch.dtype, weight_dtype: torch.dtype | None) -> None:
+    assert rmsnorm(torch.zeros(2, 17, dtype=dtype), weight_for(17, weight_dtype)).count_nonzero() == 0
+
+
+@DTYPES
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_value_that_is_not_finite_spreads_within_its_row_only(value: float, dtype: torch.dtype) -> None:
+    x = random_rows(3, 17, dtype=dtype)
+    x[1, 4] = value
+    assert_matches(x, None)
+    assert rmsnorm(x, None)[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_weight_that_is_not_finite_spreads_within_its_column_only(value: float) -> None:
+    weight = random_rows(17, seed=1)
+    weight[4] = value
+    assert_matches(random_rows(3, 17), weight)
+
+
+@pytest.mark.parametrize(
+    "bits",
+    [
+        (0x3F800000, 0x3F807FFF, 0x3F808000, 0x3F808001, 0x3F818000, 0x3FFF8000),  # around ties to even
+        (0x7F7F7FFF, 0x7F7F8000, 0x7F7FFFFF, 0x7F800000, 0x7F7F0000),  # to the largest number or to infinity
+        (0x00000001, 0x00007FFF, 0x00008001, 0x007FFFFF, 0x00800000, 0x00018000),  # subnormal
+        (0x7F800001, 0x7FFFFFFF, 0x7FC00000, 0x7F808000),  # NaN, payload in either half
+    ],
+    ids=["ties", "overflow", "subnormal", "nan"],
+)
+def test_bfloat16_result_is_rounded_to_nearest_even(bits: tuple[int, ...]) -> None:
+    # Rows of ones have a root mean square of exactly 1, so the result is the weight, rounded.
+    positive = torch.tensor(bits * 17, dtype=torch.int64)[:17].to(torch.int32).view(F32)
+    x = torch.ones(1, 17, dtype=BF16)
+    for weight in (positive, -positive):
+        assert largest_ulp_distance(rmsnorm(x, weight, eps=0.0), weight.bfloat16().view(1, 17)) == 0
+
+
+def test_bfloat16_rounding_agrees_with_torch_on_random_bits() -> None:
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(20):
+        weight = torch.randint(-(2**31), 2**31, (4096,), generator=generator).to(torch.int32).view(F32)
+        y = rmsnorm(torch.ones(1, 4096, dtype=BF16), weight, eps=0.0)
+        assert largest_ulp_distance(y, weight.bfloat16().view(1, 4096)) == 0
+
+
+def test_every_bfloat16_is_read_exactly() -> None:
+    x = torch.arange(-(2**15), 2**15).to(torch.int16).view(BF16).view(-1, 1)
+    assert largest_ulp_distance(rmsnorm(x, eps=1.0), rmsnorm_reference(x, None, 1.0)) <= 1
+
+
+X = torch.zeros(2, 3)
+REFUSED: Final[dict[str, tuple[tuple[Any, ...], dict[str, Any], str]]] = {
+    "list": (([1.0],), {}, "x is a list"),
+    "none": ((None,), {}, "x is a NoneType"),
+    "scalar": ((torch.zeros(()),), {}, "x has no dimension"),
+    "float64": ((X.double(),), {}, "x has dtype torch.float64, but torch.float32 or torch.bfloat16"),
+    "float16": ((X.half(),), {}, "x has dtype torch.float16"),
+    "integer": ((X.int(),), {}, "x has dtype torch.int32"),
+    "sparse": ((X.to_sparse(),), {}, "x has layout torch.sparse_coo"),
+    "weight_number": ((X, 2.0), {}, "weight is a float"),
+    "weight_dtype": ((X, torch.ones(3, dtype=BF16)), {}, "weight has dtype torch.bfloat16, .* torch.float32 fits"),
+    "weight_dtype_bf16": ((X.bfloat16(), torch.ones(3).half()), {}, "torch.float32 or torch.bfloat16 fits"),
+    "weight_length": ((X, torch.ones(2)), {}, r"weight has shape \(2,\), .* \(3,\) is accepted"),
+    "weight_rank": ((X, torch.ones(1, 3)), {}, r"weight has shape \(1, 3\)"),
+    "weight_device": ((X, torch.ones(3, device="meta")), {}, "weight is on device meta"),
+    "eps_negative": ((X,), {"eps": -1e-6}, "eps is -1e-06"),
+    "eps_nan": ((X,), {"eps": NAN}, "eps is nan"),
+    "eps_inf": ((X,), {"eps": INF}, "eps is inf"),
+    "x_gradient": ((torch.zeros(2, 3, requires_grad=True),), {}, "x requires a gradient"),
+    "weight_gradient": ((X, torch.ones(3, requires_grad=True)), {}, "weight requires a gradient"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_argument_is_named_with_its_value(case: str) -> None:
+    args, kwargs, message = REFUSED[case]
+    with pytest.raises(ArgumentError, match=message) as caught:
+        rmsnorm(*args, **kwargs)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_refused_device_says_which_are_supported() -> None:
+    with pytest.raises(ArgumentError, match="x is on device cuda:0, but kernels exist for cpu and meta"):
+        check_device("x", torch.device("cuda:0"))
+
+
+def test_gradient_is_no_obstacle_where_none_is_recorded() -> None:
+    x = random_rows(2, 17).requires_grad_()
+    with torch.no_grad():
+        assert_matches(x, weight_for(17, F32))
+
+
+@pytest.mark.parametrize(("dtype", "weight_dtype"), [("float64", None), ("float32", "int8")])
+def test_compile_function_refuses_other_dtypes(dtype: str, weight_dtype: str | None) -> None:
+    with pytest.raises(ArgumentError, match="host kernels accept float32, bfloat16"):
+        compile_rmsnorm(dtype, weight_dtype, 17)
+
+
+@OPTIONS
+def test_meta_tensors_give_the_shape_of_the_result(dtype: torch.dtype, weight_dtype: torch.dtype | None) -> None:
+    x, weight = random_rows(2, 17, 3, dtype=dtype).transpose(1, 2), weight_for(17, weight_dtype)
+    real = rmsnorm(x, weight)
+    meta = rmsnorm(x.to("meta"), None if weight is None else weight.to("meta"))
+    assert meta.device.type == "meta"
+    assert (meta.shape, meta.dtype, meta.stride()) == (real.shape, real.dtype, real.stride())
+
+
+def test_op_checks_its_arguments_on_meta_tensors_too() -> None:
+    with pytest.raises(ArgumentError, match="weight has shape"):
+        rmsnorm(torch.zeros(2, 3, device="meta"), torch.zeros(2, device="meta"))
+
+
+@OPTIONS
+def test_fake_tensors_give_what_a_tracer_needs(dtype: torch.dtype, weight_dtype: torch.dtype | None) -> None:
+    x, weight = random_rows(2, 17, 3, dtype=dtype).transpose(1, 2), weight_for(17, weight_dtype)
+    real = rmsnorm(x, weight)
+    with FakeTensorMode() as mode:
+        fake = rmsnorm(mode.from_tensor(x), None if weight is None else mode.from_tensor(weight))
+    assert isinstance(fake, FakeTensor)
+    assert (fake.shape, fake.dtype, fake.stride(), fake.device) == (real.shape, real.dtype, real.stride(), real.device)
+
+
+def test_op_is_registered_with_this_schema() -> None:
+    rmsnorm(X)
+    schema = torch.ops.quack_kernels.rmsnorm.default._schema
+    assert str(schema) == "quack_kernels::rmsnorm(Tensor x, Tensor? weight, float eps) -> Tensor"

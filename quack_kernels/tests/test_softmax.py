@@ -1,0 +1,152 @@
+"""Softmax forward: numbers, layouts, odd values, refused arguments."""
+
+from typing import Any, Final
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from quack_kernels import ArgumentError, softmax
+from quack_kernels.kernels.softmax.compile import compile_softmax
+
+from .inputs import LAYOUTS, SHAPES, random_rows
+from .reference import largest_ulp_distance, softmax_reference
+
+DTYPES: Final = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+NAN, INF = float("nan"), float("inf")
+
+
+def assert_matches(x: torch.Tensor) -> None:
+    """Assert that the result is contiguous and within 1 ulp of float64."""
+    y = softmax(x)
+    assert y.is_contiguous()
+    assert largest_ulp_distance(y, softmax_reference(x)) <= 1
+
+
+@DTYPES
+@pytest.mark.parametrize("n", [1, 2, 3, 17, 128, 1000, 1024, 4096, 8192])
+def test_result_is_within_one_ulp_of_float64(n: int, dtype: torch.dtype) -> None:
+    assert_matches(random_rows(5, n, dtype=dtype))
+
+
+@DTYPES
+@pytest.mark.parametrize("n", [3, 1000])
+@pytest.mark.parametrize("scale", [1e-30, 10.0, 60.0, 1e30])
+def test_magnitude_of_x_costs_no_accuracy(scale: float, n: int, dtype: torch.dtype) -> None:
+    assert_matches(random_rows(7, n, dtype=dtype, seed=2, scale=scale))
+
+
+@DTYPES
+@pytest.mark.parametrize("n", [17, 1000, 4096])
+def test_rows_sum_to_one(n: int, dtype: torch.dtype) -> None:
+    total = softmax(random_rows(5, n, dtype=dtype, seed=4, scale=3.0)).double().sum(-1)
+    # Each element is within 1 ulp, that is within 2 * eps / 2 of its own size, and the sizes sum to 1.
+    assert (total - 1).abs().max() <= torch.finfo(dtype).eps
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_any_leading_dimensions_are_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    assert_matches(random_rows(*shape, dtype=dtype))
+
+
+@DTYPES
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout_of_x_does_not_matter(layout: str, dtype: torch.dtype) -> None:
+    x = LAYOUTS[layout](random_rows(6, 17, dtype=dtype))
+    before = x.clone()
+    assert_matches(x)
+    assert torch.equal(x, before)
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(3, 0), (0,), (0, 0)], ids=str)
+def test_rows_without_columns_give_an_empty_result(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    y = softmax(torch.empty(shape, dtype=dtype))
+    assert (y.shape, y.dtype) == (shape, dtype)
+
+
+@DTYPES
+def test_single_column_is_one(dtype: torch.dtype) -> None:
+    assert torch.equal(softmax(random_rows(9, 1, dtype=dtype)), torch.ones(9, 1, dtype=dtype))
+
+
+@DTYPES
+def test_large_elements_do_not_overflow(dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    y = softmax(torch.tensor([[largest, largest, -largest], [0.0, -largest, -INF]], dtype=dtype))
+    assert y.tolist() == [[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]
+
+
+@DTYPES
+def test_subnormal_results_are_kept(dtype: torch.dtype) -> None:
+    x = torch.tensor([[0.0, -88.0, -90.0]], dtype=dtype)
+    assert 0 < softmax(x)[0, 2] < torch.finfo(dtype).tiny
+    assert_matches(x)
+
+
+@DTYPES
+@pytest.mark.parametrize("row", [(NAN, 1.0, 2.0), (1.0, 2.0, NAN), (NAN, NAN, NAN), (INF, 1.0, 2.0), (-INF,) * 3])
+def test_row_without_a_maximum_to_shift_by_becomes_nan_alone(row: tuple[float, ...], dtype: torch.dtype) -> None:
+    x = torch.tensor([(0.0, 1.0, 2.0), row, (3.0, 4.0, 5.0)], dtype=dtype)
+    assert_matches(x)
+    y = softmax(x)
+    assert y[1].isnan().all()
+    assert y[[0, 2]].isfinite().all()
+
+
+@DTYPES
+def test_negative_infinity_masks_an_element(dtype: torch.dtype) -> None:
+    x = random_rows(4, 17, dtype=dtype)
+    x[:, 5:] = -INF
+    assert_matches(x)
+    assert softmax(x)[:, 5:].count_nonzero() == 0
+
+
+X = torch.zeros(2, 3)
+REFUSED: Final[dict[str, tuple[Any, str]]] = {
+    "list": ([1.0], "x is a list"),
+    "scalar": (torch.zeros(()), "x has no dimension"),
+    "float64": (X.double(), "x has dtype torch.float64, but torch.float32 or torch.bfloat16"),
+    "complex": (X.to(torch.complex64), "x has dtype torch.complex64"),
+    "bool": (X.bool(), "x has dtype torch.bool"),
+    "sparse": (X.to_sparse(), "x has layout torch.sparse_coo"),
+    "gradient": (torch.zeros(2, 3, requires_grad=True), "x requires a gradient"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_argument_is_named_with_its_value(case: str) -> None:
+    x, message = REFUSED[case]
+    with pytest.raises(ArgumentError, match=message) as caught:
+        softmax(x)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(("dtype", "n", "message"), [("int8", 17, "dtype is 'int8'"), ("float32", 0, "n is 0")])
+def test_compile_function_refuses_what_has_no_kernel(dtype: str, n: int, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        compile_softmax(dtype, n)
+
+
+@DTYPES
+def test_meta_tensors_give_the_shape_of_the_result(dtype: torch.dtype) -> None:
+    x = random_rows(2, 17, 3, dtype=dtype).transpose(1, 2)
+    real, meta = softmax(x), softmax(x.to("meta"))
+    assert meta.device.type == "meta"
+    assert (meta.shape, meta.dtype, meta.stride()) == (real.shape, real.dtype, real.stride())
+
+
+@DTYPES
+def test_fake_tensors_give_what_a_tracer_needs(dtype: torch.dtype) -> None:
+    x = random_rows(2, 17, 3, dtype=dtype).transpose(1, 2)
+    real = softmax(x)
+    with FakeTensorMode() as mode:
+        fake = softmax(mode.from_tensor(x))
+    assert isinstance(fake, FakeTensor)
+    assert (fake.shape, fake.dtype, fake.stride(), fake.device) == (real.shape, real.dtype, real.stride(), real.device)
+
+
+def test_op_is_registered_with_this_schema() -> None:
+    softmax(X)
+    assert str(torch.ops.quack_kernels.softmax.default._schema) == "quack_kernels::softmax(Tensor x) -> Tensor"
