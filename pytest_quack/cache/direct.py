@@ -23,6 +23,11 @@ from pytest_quack.cache.sources import SourceSet, is_project_file, sources_of
 from pytest_quack.errors import UnkeyableError
 
 SCHEMA: Final = b"1"
+# Variables that a compile process has otherwise on purpose (it sees no GPU, and its architecture is pinned and part of
+# the key), and those that change all the time without saying anything about a kernel.
+NOT_KEYED: Final = frozenset(
+    {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUTE_DSL_ARCH", "PYTEST_CURRENT_TEST", "PYTEST_VERSION", "_"}
+)
 Check = Callable[[], bool]
 
 
@@ -114,7 +119,7 @@ class Fingerprint:
         return canonical.encode(arguments), Reach(list(_parts(bound.arguments)), self._ignore)
 
     def _environment(self, sources: SourceSet) -> list[tuple[str, str | None]]:
-        names = sources.environ() | set(self._environ)
+        names = (sources.environ() - NOT_KEYED) | set(self._environ)
         return [(name, os.environ.get(name)) for name in sorted(names)]
 
 

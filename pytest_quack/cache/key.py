@@ -121,12 +121,14 @@ class _Encoder:
             self._put_all(kind.__name__.encode(), sorted(members))
         elif isinstance(value, enum.Enum):
             self._put_all(b"enum", [kind, value.name, value.value])
-        elif isinstance(value, type):
+        elif isinstance(value, type) and kind is not types.GenericAlias:  # list[int] is a type on Python 3.10
             self._put_class(value)
         elif isinstance(value, types.ModuleType):
             self._tag(b"module", value.__name__.encode())
         elif isinstance(value, types.FunctionType):
             self.put_function(value)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self._put_all(b"cached", [value.__wrapped__])
         elif isinstance(value, types.BuiltinFunctionType):
             owner = value.__self__
             is_free = owner is None or isinstance(owner, types.ModuleType)
@@ -155,8 +157,7 @@ class _Encoder:
         if value.__module__ == "builtins":
             self._tag(b"class", _name(value).encode())
             return
-        skipped = {"__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__"}
-        members = {k: v for k, v in vars(value).items() if k not in skipped and not isinstance(v, _SLOT_TYPES)}
+        members = {k: v for k, v in vars(value).items() if k not in _NOT_MEANING and not isinstance(v, _SLOT_TYPES)}
         self._put_all(b"local class", [value.__qualname__, value.__bases__, sorted(members.items())])
 
     def put_function(self, value: types.FunctionType) -> None:
@@ -164,9 +165,8 @@ class _Encoder:
         if is_importable(value):
             self._tag(b"function", f"{value.__module__}.{value.__qualname__}".encode())
             return
-        wrapped = getattr(value, "__wrapped__", None)
-        if wrapped is not None:  # a decorated closure: the decorator's own cells say nothing about the kernel
-            self._put_all(b"wrapped", [value.__code__.co_name, wrapped])
+        if hasattr(value, "__quack_jit__"):  # a compile function of ours: its cells hold what it has compiled so far
+            self._put_all(b"jit_cache", [value.__wrapped__])
             return
         self._out.append(b"by value[")
         self._put_all(b"name", [value.__module__, value.__qualname__])
@@ -198,7 +198,7 @@ class _Encoder:
         if callable(canonical):
             self._put_all(b"custom", [kind, canonical()])
             return
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(kind):
             state = [(f.name, getattr(value, f.name, None)) for f in dataclasses.fields(value)]
             extra = sorted(set(getattr(value, "__dict__", {})) - {name for name, _ in state})
             state += [(name, value.__dict__[name]) for name in extra]
@@ -212,22 +212,29 @@ class _Encoder:
             raise UnkeyableError(
                 f"a tensor ({_name(kind)}) is data, not a parameter of a kernel; pass its dtype or shape"
             )
+        if kind is object:
+            raise UnkeyableError("a bare object() means nothing but itself, which another process cannot tell")
         reducer = copyreg.dispatch_table.get(kind)
         try:
             reduced = reducer(value) if reducer is not None else value.__reduce_ex__(4)
-        except (TypeError, AttributeError, RuntimeError, ValueError, ImportError) as error:
+        except Exception as error:  # foreign code, which may raise anything
             raise UnkeyableError(f"a {_name(kind)} has no canonical form ({error})") from error
         if isinstance(reduced, str):
-            self._put_all(b"global", [kind.__module__, reduced])
+            if "<locals>" in reduced:
+                raise UnkeyableError(f"a {_name(kind)} has no canonical form (it is only known as {reduced})")
+            self._put_all(b"global", [kind, getattr(value, "__module__", None), reduced])
             return
         parts: tuple[Any, ...] = (*reduced, None, None, None)
         make, args, state, listed, mapped = parts[:5]
-        if isinstance(state, dict):
+        if isinstance(state, dict) and all(type(name) is str for name in state):
             state = sorted(state.items())  # attributes have no order that means anything
         items = [list(part) if part is not None else None for part in (listed, mapped)]
         self._put_all(b"reduced", [kind, make, args, state, *items])
 
 
+_NOT_MEANING = frozenset(
+    {"__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__", "_abc_impl"}
+)
 _SLOT_TYPES = (types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType)
 
 

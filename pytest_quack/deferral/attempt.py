@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import shutil
 import sys
 import traceback
 import weakref
@@ -22,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from pytest_quack.deferral.internals import ItemState
+from pytest_quack.deferral.internals import ItemState, give_back_temporary
 
 
 @dataclass(slots=True)
@@ -124,4 +123,4 @@ class Attempt:
         self.state.restore(self.item)
         self.surroundings.restore()
         if self._temporary is not None:  # the next attempt gets the same name
-            shutil.rmtree(self._temporary, ignore_errors=True)
+            give_back_temporary(self.item, self._temporary)

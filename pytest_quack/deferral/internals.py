@@ -5,9 +5,11 @@ Written for pytest 8.3 to 9.2 and pluggy 1.5 to 1.7; `tests/deferral/test_intern
 
 from __future__ import annotations
 
+import shutil
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -75,10 +77,31 @@ def forget_failed_subtests(item: pytest.Item) -> None:
             counts.pop(item.id, None)
 
 
+def give_back_temporary(item: pytest.Item, path: Path) -> None:
+    """Remove a test's temporary directory, so that the next one gets the same name."""
+    shutil.rmtree(path, ignore_errors=True)
+    numbers = getattr(getattr(item.config, "_tmp_path_factory", None), "_next_number", None)  # since 9.2
+    prefix = path.name.rstrip("0123456789")
+    if numbers is not None and numbers.get(prefix.lower()) == int(path.name[len(prefix) :] or 0) + 1:
+        numbers[prefix.lower()] -= 1
+
+
+def crash_line(report: pytest.TestReport) -> str:
+    """The error of a failed report in one line."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = crash.message if crash is not None else report.longreprtext.strip()
+    return (text.splitlines() or ["no reason given"])[0]
+
+
+def forget_unittest_errors(item: pytest.Item) -> None:
+    """Forget what a TestCase method has noted of its attempt; pytest would raise it in the next phase."""
+    item.__dict__.pop("_excinfo", None)
+
+
 class ItemState:
     """What an attempt may change on an item, to be put back before the next one.
 
-    Covers the attributes (the test-class instance that pytest caches among them), markers, keywords, the stash, report
+    Covers the attributes (the next attempt gets a test-class instance of its own), markers, keywords, the stash, report
     sections, user properties, and the contents of mutable parameters.
     """
 
@@ -107,6 +130,10 @@ class ItemState:
             keywords._markers.update(self._keywords)
         for value, former in self._parameters:
             _restore(value, former)
+        if item.__dict__.get("_instance") is not None:
+            # pytest makes the test-class instance when it collects the item, and a new one where there is none.
+            del item.__dict__["_instance"]
+            item.__dict__.pop("_obj", None)
         if hasattr(item, "_request"):
             function: Any = item
             function._request = False  # pytest makes a new one for an item that runs again

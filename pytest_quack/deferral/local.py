@@ -365,7 +365,7 @@ class _Gate:
     @staticmethod
     def _note_teardown_error(attempt: Attempt, name: str, kwargs: dict[str, Any]) -> None:
         if name == "pytest_runtest_logreport" and kwargs["report"].failed:
-            attempt.teardown_error = (kwargs["report"].longreprtext.strip().splitlines() or ["no reason"])[-1]
+            attempt.teardown_error = internals.crash_line(kwargs["report"])
 
     def _pay_owed_error(self, name: str, kwargs: dict[str, Any]) -> None:
         """A wider fixture failed when it was torn down after an earlier attempt: part of this item's result."""
@@ -389,6 +389,7 @@ class _Gate:
     def _on_makereport(self, name: str, methods: Sequence[Any], kwargs: dict[str, Any], firstresult: bool) -> Any:
         attempt, call = self._attempt, kwargs["call"]
         if attempt is not None and attempt.is_deferred and not attempt.is_settled:
+            internals.forget_unittest_errors(kwargs["item"])
             return _discarded_report(kwargs["item"], call)
         return self._former[name](name, methods, kwargs, firstresult)
 
