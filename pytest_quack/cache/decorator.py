@@ -6,6 +6,7 @@ lock. Whichever it is, the caller gets the kernel loaded from its artifact, so t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final, ParamSpec, TypeVar, overload
 
 from pytest_quack.backends import DEFAULT, Backend, find_backend
@@ -125,6 +127,16 @@ class NotShippableError(Exception):
     """The call cannot be made in another process; the text says why."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call that was not answered from process memory."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    direct: DirectKey
+    description: str
+
+
 class JitFunction:
     """One decorated compile function."""
 
@@ -174,7 +186,7 @@ class JitFunction:
                 return self.function(*args, **kwargs)
         kernel = self._kernels.get(direct.key)
         if kernel is None:
-            kernel = self._resolve(direct, describe_call(self.function, bound), args, kwargs, runtime)
+            kernel = self._resolve(_Call(args, kwargs, direct, describe_call(self.function, bound)), runtime)
             self._kernels[direct.key] = kernel
         self._remember(args, kwargs, deep, kernel, check)
         return kernel
@@ -193,90 +205,92 @@ class JitFunction:
         elif deep is not None:
             self._deep[deep] = kernel, check
 
-    def _resolve(
-        self, direct: DirectKey, description: str, args: tuple[Any, ...], kwargs: dict[str, Any], runtime: Runtime
-    ) -> Any:
+    def _resolve(self, call: _Call, runtime: Runtime) -> Any:
+        key = call.direct.key
         while True:
-            kernel = self._find(direct.key, runtime)
+            kernel, has_raised = self._find(key, runtime)
             if kernel is not None:
                 return kernel
             pool = get_active_pool()
             if pool is None:
-                return self._compile_here(direct, description, args, kwargs, runtime, reason="")
-            state, failure = pool.poll(direct.key)
+                return self._compile_here(call, runtime, reason="")
+            state, failure = pool.poll(key)
+            if state is KeyState.NEW and has_raised:
+                return self._compile_here(call, runtime, reason="it raised when it was last compiled, but not now")
             if state is KeyState.NEW:
                 try:
-                    pool.submit(self._make_job(direct, description, args, kwargs, runtime, pool))
+                    pool.submit(self._make_job(call, runtime, pool))
                 except NotShippableError as error:
-                    return self._compile_here(direct, description, args, kwargs, runtime, reason=str(error))
+                    return self._compile_here(call, runtime, reason=str(error))
             elif state is KeyState.DONE:
-                artifact = pool.take_artifact(direct.key)
+                artifact = pool.take_artifact(key)
                 if artifact is not None:
                     return self.backend.load(artifact)
-                reason = "the pool's artifact is no longer in the cache"
-                return self._compile_here(direct, description, args, kwargs, runtime, reason=reason)
+                return self._compile_here(call, runtime, reason="the pool's artifact is no longer in the cache")
             elif state is KeyState.FAILED:
                 assert failure is not None
                 if failure.kind in {FailureKind.CRASHED, FailureKind.TIMED_OUT}:
-                    raise CompileError(f"{description}: {failure.message}")
-                return self._compile_here(direct, description, args, kwargs, runtime, reason=failure.message)
+                    raise CompileError(f"{call.description}: {failure.message}")
+                return self._compile_here(call, runtime, reason=failure.message)
             else:
-                pool.await_or_raise(direct.key, description)
+                pool.await_or_raise(key, call.description)
 
-    def _find(self, key: str, runtime: Runtime) -> Any | None:
+    def _find(self, key: str, runtime: Runtime) -> tuple[Any | None, bool]:
+        """The kernel from the store, if it is there, and whether the compile function raised when last tried."""
         store = runtime.store
         pointer = store.find_pointer(key) if store is not None else None
         if store is None or pointer is None or not self._files_are_the_same(pointer.files):
-            return None
+            return None, False
+        if not pointer.content_key:
+            return None, True
         artifact = store.find(pointer.content_key)
         if artifact is None or artifact.sidecar.backend != self.backend.name:
-            return None
+            return None, False
         try:
             kernel = self.backend.load(artifact)
         except ArtifactError as error:
             store.discard(pointer.content_key, RuntimeError(f"it passed its checks, but {error}"))
-            return None
+            return None, False
         runtime.hits.add(key)
-        return kernel
+        return kernel, False
 
     def _files_are_the_same(self, files: dict[str, tuple[str, str]]) -> bool:
         base = os.path.dirname(source_path(self.function))
         return all(file_digest(os.path.join(base, path)) == digest for path, digest in files.values())
 
-    def _compile_here(
-        self,
-        direct: DirectKey,
-        description: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        runtime: Runtime,
-        *,
-        reason: str,
-    ) -> Any:
-        runtime.compiled_here[direct.key] = reason
+    def _compile_here(self, call: _Call, runtime: Runtime, *, reason: str) -> Any:
+        """Compile in this process, under the key's lock where there is one; `reason` says why not in the pool."""
+        store = runtime.store
+        with _compile_lock, contextlib.ExitStack() as held:
+            is_locked = store is not None and store.is_writable and self._take_lock(held, store, call, runtime)
+            if store is not None and is_locked:
+                kernel, _ = self._find(call.direct.key, runtime)
+                if kernel is not None:
+                    return kernel
+                artifact = self._compile_and_publish(store, call)
+            else:
+                artifact = self._compile(call)
+        runtime.compiled_here[call.direct.key] = reason
         if reason:
             runtime.notices.add(f"{self.function.__qualname__} was compiled in the test process: {reason}")
-        store = runtime.store
-        with _compile_lock:
-            if store is None or not store.is_writable:
-                return self.backend.load(self._compile(args, kwargs, description))
-            try:
-                with store.lock(direct.key, timeout_s=runtime.settings.timeout_s):
-                    kernel = self._find(direct.key, runtime)
-                    if kernel is not None:
-                        return kernel
-                    return self.backend.load(self._compile_and_publish(store, direct, args, kwargs, description))
-            except LockTimeoutError as error:
-                runtime.notices.add(f"compiled without its lock: {error}")
-            except OSError as error:
-                runtime.notices.add(f"the cache directory {store.root} takes no locks ({error.strerror or error})")
-            return self.backend.load(self._compile(args, kwargs, description))
+        return self.backend.load(artifact)
 
-    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], description: str) -> Artifact:
+    def _take_lock(self, held: contextlib.ExitStack, store: Store, call: _Call, runtime: Runtime) -> bool:
+        try:
+            held.enter_context(store.lock(call.direct.key, timeout_s=runtime.settings.timeout_s))
+        except LockTimeoutError as error:
+            runtime.notices.add(f"a kernel was compiled without its lock: {error}")
+            return False
+        except OSError as error:
+            runtime.notices.add(f"the cache directory {store.root} takes no locks ({error.strerror or error})")
+            return False
+        return True
+
+    def _compile(self, call: _Call) -> Artifact:
         """Run the compile function and export what it returns."""
         backend = self.backend
         started = time.perf_counter()
-        compiled = self.function(*args, **kwargs)
+        compiled = self.function(*call.args, **call.kwargs)
         exported = backend.export(compiled)
         target = backend.target()
         toolchain = dict(backend.toolchain())
@@ -301,43 +315,39 @@ class JitFunction:
             host_machine=target.host_machine,
             host_features=target.host_features,
             toolchain=toolchain,
-            description=description,
+            description=call.description,
             compile_s=round(time.perf_counter() - started, 4),
         )
         return Artifact(sidecar, exported.payload)
 
-    def _compile_and_publish(
-        self, store: Store, direct: DirectKey, args: tuple[Any, ...], kwargs: dict[str, Any], description: str
-    ) -> Artifact:
+    def _compile_and_publish(self, store: Store, call: _Call) -> Artifact:
         """Compile and store; not under a key that the sources no longer have when the compile is over."""
         before = set(sys.modules)
-        artifact = self._compile(args, kwargs, description)
         try:
-            is_same = self.direct_key(args, kwargs).key == direct.key
-        except UnkeyableError:
-            is_same = False
-        if is_same:
+            artifact = self._compile(call)
+        except Exception:
+            store.note_failure(call.direct.key)
+            raise
+        if self._is_still_the_same(call):
             known = {name for name in before if name != self.function.__module__}
             base = os.path.dirname(source_path(self.function))
-            store.publish(artifact, direct.key, loaded_project_files(before, known, base))
+            store.publish(artifact, call.direct.key, loaded_project_files(before, known, base))
         return artifact
 
-    def _make_job(
-        self,
-        direct: DirectKey,
-        description: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        runtime: Runtime,
-        pool: CompilePool,
-    ) -> CompileJob:
+    def _is_still_the_same(self, call: _Call) -> bool:
+        try:
+            return self.direct_key(call.args, call.kwargs).key == call.direct.key
+        except UnkeyableError:
+            return False
+
+    def _make_job(self, call: _Call, runtime: Runtime, pool: CompilePool) -> CompileJob:
         function = self.function
         if function.__module__ == "__main__":
             raise NotShippableError("it is defined in __main__, which another process cannot import")
         if "<locals>" in function.__qualname__:
             raise NotShippableError("it is defined inside another function, where another process cannot find it")
         try:
-            arguments = pickle.dumps((args, kwargs))
+            arguments = pickle.dumps((call.args, call.kwargs))
         except Exception as error:  # pickling runs foreign code, which may raise anything
             raise NotShippableError(f"its arguments cannot be sent to another process ({error})") from error
         try:
@@ -346,8 +356,8 @@ class JitFunction:
             cwd = ""
         store = runtime.store
         return CompileJob(
-            key=direct.key,
-            parts=direct.parts,
+            key=call.direct.key,
+            parts=call.direct.parts,
             module=function.__module__,
             qualname=function.__qualname__,
             file=source_path(function),
@@ -356,7 +366,7 @@ class JitFunction:
             environ=pool.environ_difference(),
             settings=runtime.settings,
             store_root=str(store.root) if store is not None and store.is_writable else "",
-            description=description,
+            description=call.description,
         )
 
     def run_job(self, job: CompileJob, on_start: Callable[[], None]) -> CompileResult:
@@ -373,21 +383,23 @@ class JitFunction:
         differing = direct.differing_parts(job.parts)
         if differing or direct.key != job.key:
             return _refusal(job, f"a compile process sees another {' and another '.join(differing) or 'key'}")
-        store = runtime.store
+        store, call = runtime.store, _Call(args, kwargs, direct, job.description)
         if store is None:
             on_start()
-            artifact = self._compile(args, kwargs, job.description)
+            artifact = self._compile(call)
             return CompileResult(job.key, None, artifact.sidecar.compile_s, artifact)
-        try:
-            with store.lock(job.key, timeout_s=runtime.settings.timeout_s):
-                pointer = store.find_pointer(job.key)
-                if pointer is not None and store.find(pointer.content_key) is not None:
-                    return CompileResult(job.key, None)
-                on_start()
-                artifact = self._compile_and_publish(store, direct, args, kwargs, job.description)
-        except LockTimeoutError as error:
-            return _refusal(job, str(error))
-        is_stored = store.find_pointer(job.key) is not None
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(store.lock(job.key, timeout_s=runtime.settings.timeout_s))
+            except LockTimeoutError as error:
+                return _refusal(job, str(error))
+            pointer = store.find_pointer(job.key)
+            if pointer is not None and pointer.content_key and store.find(pointer.content_key) is not None:
+                return CompileResult(job.key, None)
+            on_start()
+            artifact = self._compile_and_publish(store, call)
+        pointer = store.find_pointer(job.key)
+        is_stored = pointer is not None and bool(pointer.content_key)
         return CompileResult(job.key, None, artifact.sidecar.compile_s, None if is_stored else artifact)
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 from pytest_quack.backends import Backend
 from pytest_quack.cache import key as canonical
 from pytest_quack.cache.reach import Reach
-from pytest_quack.cache.sources import SourceSet, is_project_file, sources_of
+from pytest_quack.cache.sources import SourceSet, is_project_file, module_file, sources_of
 from pytest_quack.errors import UnkeyableError
 
 SCHEMA: Final = b"1"
@@ -149,8 +149,7 @@ def _parts(arguments: dict[str, Any]) -> list[Any]:
 
 
 def _is_importable_module(name: str) -> bool:
-    module = sys.modules.get(name)
-    return name != "__main__" and module is not None and getattr(module, "__file__", None) is not None
+    return name != "__main__" and module_file(name) is not None
 
 
 def is_flat_value(value: Any) -> bool:

@@ -1,8 +1,8 @@
 """What a function reads besides its arguments: module constants, captured values, the helpers that it calls.
 
-Found by following the names that its code loads, through the functions and classes of the project that they lead to.
-The result says which modules' sources count, gives the values for the key, and can check in well under a microsecond
-that none of them has been bound to something else since.
+Found by following the names that its code loads, through the functions and classes of the project that they lead to:
+globals, attributes of modules and classes, captured variables. The result says which modules' sources count, gives the
+values for the key, and can check in well under a microsecond that none of them has been bound to something else since.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pytest_quack.cache import key
-from pytest_quack.cache.sources import is_project_file
+from pytest_quack.cache.sources import is_project_file, module_file
 from pytest_quack.errors import UnkeyableError
 
 _IMMUTABLE_ATOMS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range)
 _BINDINGS = (types.FunctionType, types.BuiltinFunctionType, type, types.ModuleType)
-_MAX_FUNCTIONS = 2000
+_MAX_OBJECTS = 5000
 
 
 def is_immutable(value: Any) -> bool:
     """Whether `value` cannot come to mean something else while it stays the same object."""
-    if isinstance(value, (*_IMMUTABLE_ATOMS, enum.Enum, *_BINDINGS)):
-        return True
     kind = type(value)
+    if isinstance(value, (*_IMMUTABLE_ATOMS, enum.Enum, *_BINDINGS)) or kind is object:
+        return True
     if kind in (tuple, frozenset):
         return all(map(is_immutable, value))
     if f"{kind.__module__}.{kind.__qualname__}" in {"torch.dtype", "torch.device"}:
@@ -42,16 +42,21 @@ def is_immutable(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Read:
-    """One value that the code reads: `expression` is a global name, or a global and one attribute of it."""
+    """One value that the code reads: `expression` leads to it in `namespace`, `name` is what people call it.
+
+    `is_keyed` is False where the value is part of the key through something else, or its identity is all that counts.
+    """
 
     namespace: dict[str, Any] = dataclasses.field(repr=False)
     module: str
     expression: str
+    name: str
     value: Any = dataclasses.field(repr=False)
+    is_keyed: bool = True
 
     @property
     def label(self) -> str:
-        return f"{self.module}.{self.expression}"
+        return f"{self.module}.{self.name}"
 
 
 class Reach:
@@ -59,14 +64,19 @@ class Reach:
 
     def __init__(self, roots: list[Any], ignore: tuple[str, ...] = ()) -> None:
         self.modules: set[str] = set()
-        self.reads: dict[tuple[str, str], Read] = {}
+        self.reads: dict[tuple[int, str], Read] = {}
         self._ignore = frozenset(ignore)
         self._home = {getattr(inspect.unwrap(root), "__module__", "").split(".")[0] for root in roots if callable(root)}
         self._seen: dict[int, Any] = {}
+        self._is_cut_short = False
+        self._aliases: dict[str, Any] = {}  # a namespace for what has no global name: cells, classes
+        self._classes: list[type] = []
+        self._attributes: set[str] = set()  # names of all attributes that the code reads, of whatever object
         for root in roots:
             self._visit(root)
-        self._mutable = [read for read in self.reads.values() if not is_immutable(read.value)]
-        self._snapshots = [key.encode(read.value) for read in self._mutable] if self._is_keyable() else []
+        self._note_class_attributes()
+        self._mutable = [read for read in self.reads.values() if read.is_keyed and not is_immutable(read.value)]
+        self._snapshots = [self._encode(read.value) for read in self._mutable] if self._is_keyable() else []
         self.check: Callable[[], bool] | None = self._make_check()
 
     def _is_keyable(self) -> bool:
@@ -77,18 +87,29 @@ class Reach:
         return True
 
     def encoded(self) -> dict[str, bytes]:
-        """Canonical bytes of each value read, by label. Raises UnkeyableError naming the global that has none."""
-        found = {}
+        """Canonical bytes of each value read, by label. Raises UnkeyableError naming the one that has none."""
+        if self._is_cut_short:
+            raise UnkeyableError(f"it reaches more than {_MAX_OBJECTS} objects, too many to look at")
+        found: dict[str, list[bytes]] = {}
         for read in self.reads.values():
+            if not read.is_keyed:
+                continue
             try:
-                found[read.label] = key.encode(read.value)
+                found.setdefault(read.label, []).append(self._encode(read.value))
             except UnkeyableError as error:
-                name = read.expression
                 raise UnkeyableError(
                     f"it reads {read.label}, and {error}. Pass what it needs as an argument, or write "
-                    f'@jit_cache(ignore=["{name}"]) if the kernel does not depend on it'
+                    f'@jit_cache(ignore=["{read.name}"]) if the kernel does not depend on it'
                 ) from error
-        return found
+        return {label: key.encode(values) for label, values in found.items()}
+
+    def _encode(self, value: Any) -> bytes:
+        if type(value) is object:
+            return b"object"  # a marker, which the name that it is read by tells from others
+        if isinstance(value, types.ModuleType) or not isinstance(value, _BINDINGS) or self._is_project(value):
+            return key.encode(value)
+        # A name of another distribution, whose version is in the toolchain part of the key.
+        return f"{getattr(value, '__module__', None)}.{getattr(value, '__qualname__', None)}".encode()
 
     def _make_check(self) -> Callable[[], bool] | None:
         """A function that says whether every name still leads to the value that was found.
@@ -112,16 +133,19 @@ class Reach:
 
     def _same_contents(self) -> bool:
         try:
-            return [key.encode(read.value) for read in self._mutable] == self._snapshots
+            return [self._encode(read.value) for read in self._mutable] == self._snapshots
         except UnkeyableError:
             return False
 
     def _visit(self, value: Any) -> None:
-        if isinstance(value, _IMMUTABLE_ATOMS) or id(value) in self._seen or len(self._seen) > _MAX_FUNCTIONS:
+        if isinstance(value, _IMMUTABLE_ATOMS) or id(value) in self._seen:
+            return
+        if len(self._seen) >= _MAX_OBJECTS:
+            self._is_cut_short = True
             return
         self._seen[id(value)] = value
         if isinstance(value, (types.FunctionType, functools._lru_cache_wrapper)):
-            self._visit_function(inspect.unwrap(value))
+            self._visit_function(value)
         elif isinstance(value, type):
             self._visit_class(value)
         elif isinstance(value, types.MethodType):
@@ -133,12 +157,13 @@ class Reach:
         elif isinstance(value, (staticmethod, classmethod)):
             self._visit(value.__func__)
         elif isinstance(value, property):
-            self._visit(value.fget)
+            for part in (value.fget, value.fset):
+                self._visit(part)
         elif isinstance(value, (list, tuple, set, frozenset)):
             for part in value:
                 self._visit(part)
         elif isinstance(value, dict):
-            for part in value.values():
+            for part in (*value.keys(), *value.values()):
                 self._visit(part)
         elif not isinstance(value, types.ModuleType):
             self._visit(type(value))
@@ -146,34 +171,86 @@ class Reach:
                 self._visit(part)
 
     def _is_project(self, value: Any) -> bool:
-        name = getattr(value, "__module__", None) or ""
+        """Whether a function, a class or a module belongs to the project."""
+        if isinstance(value, types.FunctionType):  # a decorator of another distribution keeps our function's __module__
+            name, path = value.__globals__.get("__name__") or "", value.__code__.co_filename
+        elif isinstance(value, types.ModuleType):
+            name, path = value.__name__, getattr(value, "__file__", None) or ""
+        else:
+            name, path = getattr(value, "__module__", None) or "", ""
         top = name.split(".")[0]
         if top == "pytest_quack":
             return False
         module = sys.modules.get(name)
-        if module is None:
-            return False
-        return top in self._home or name == "__main__" or is_project_file(getattr(module, "__file__", None))
+        if module is not None:
+            path = getattr(module, "__file__", None) or ""
+        elif isinstance(value, type):  # of a module that nobody can import: its functions tell
+            return any(map(self._is_project, filter(_is_function, list(vars(value).values()))))
+        elif not path.endswith(".py"):
+            return isinstance(value, types.FunctionType)  # made by exec
+        return top in self._home or name == "__main__" or is_project_file(path)
 
     def _visit_class(self, value: type) -> None:
         if not self._is_project(value):
             return
         self.modules.add(value.__module__)
+        self._classes.append(value)
         for base in value.__bases__:
             self._visit(base)
         for member in list(vars(value).values()):
-            if isinstance(member, (types.FunctionType, staticmethod, classmethod, property)):
+            is_generated = dataclasses.is_dataclass(value) and _is_function(member) and _is_made_by_exec(member)
+            if isinstance(member, (types.FunctionType, staticmethod, classmethod, property)) and not is_generated:
                 self._visit(member)
 
+    def _note_class_attributes(self) -> None:
+        """Note what the code may read of classes: members of a name that it reads from anything at all."""
+        done: set[tuple[int, str]] = set()
+        while wanted := [
+            (kind, name)
+            for kind in self._classes
+            for name in vars(kind)
+            if name in self._attributes and (id(kind), name) not in done and not issubclass(kind, enum.Enum)
+        ]:
+            for kind, name in wanted:
+                done.add((id(kind), name))
+                member = vars(kind)[name]
+                member = member.__func__ if isinstance(member, staticmethod) else member
+                label = f"{kind.__qualname__}.{name}"
+                is_plain = _is_function(member) or not hasattr(type(member), "__get__")
+                if is_plain and not name.startswith("__") and not {name, label} & self._ignore:
+                    self._note(self._aliases, kind.__module__, f"{self._alias(kind)}.{name}", label, member)
+
+    def _alias(self, value: Any) -> str:
+        name = f"_quack_alias_{id(value)}"
+        self._aliases[name] = value
+        return name
+
     def _visit_function(self, function: Any) -> None:
-        if not isinstance(function, types.FunctionType) or not self._is_project(function):
-            return
-        self.modules.add(function.__module__)
-        for cell in function.__closure__ or ():
+        """Visit a function and, where it is a decorator's wrapper, what it wraps."""
+        seen: set[int] = set()
+        while function is not None and id(function) not in seen:
+            seen.add(id(function))
+            if isinstance(function, types.FunctionType) and self._is_project(function):
+                self._visit_layer(function)
+            function = getattr(function, "__wrapped__", None)
+
+    def _visit_layer(self, function: types.FunctionType) -> None:
+        module = function.__globals__.get("__name__") or ""
+        self.modules.add(module)
+        self._attributes.update(_names(function.__code__))
+        if module == "__main__" or module not in sys.modules:  # nobody scans its source for imports
+            self.modules.update(name for name in _imported(function.__code__) if is_project_file(module_file(name)))
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
-                self._visit(cell.cell_contents)
+                value = cell.cell_contents
             except ValueError:
                 continue  # an empty cell: the name is not bound yet
+            if name == "__class__":
+                continue
+            # What a function that counts by name has captured is for its source to say, unless it is bound anew.
+            is_keyed = not key.is_importable(function)
+            expression, label = f"{self._alias(cell)}.cell_contents", f"{function.__qualname__}.{name}"
+            self._note(self._aliases, module, expression, label, value, is_keyed)
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._visit(default)
         for chain in _global_chains(function.__code__):
@@ -184,27 +261,54 @@ class Reach:
         namespace = function.__globals__
         if name not in namespace or name in self._ignore or name.startswith("__"):
             return
-        value, module = namespace[name], function.__module__
-        expression = name
-        if isinstance(value, types.ModuleType):
-            if not attributes or not is_project_file(getattr(value, "__file__", None)):
+        value, module = namespace[name], namespace.get("__name__") or ""
+        while isinstance(value, types.ModuleType):
+            if not attributes or not self._is_project(value):
                 return
+            self._note(namespace, module, name, name, value)
             self.modules.add(value.__name__)
-            module, namespace, expression = value.__name__, value.__dict__, attributes[0]
-            if expression in self._ignore or expression not in namespace:
+            namespace, module, name = value.__dict__, value.__name__, attributes[0]
+            if name in self._ignore or name not in namespace:
                 return
-            value, attributes = namespace[expression], attributes[1:]
-        self._note(namespace, module, expression, value)
-        if isinstance(value, type) and attributes and self._is_project(value):
-            member = inspect.getattr_static(value, attributes[0], None)
-            if member is not None and not isinstance(member, (types.FunctionType, staticmethod, classmethod, property)):
-                self._note(namespace, module, f"{expression}.{attributes[0]}", member)
+            value, attributes = namespace[name], attributes[1:]
+        self._note(namespace, module, name, name, value)
 
-    def _note(self, namespace: dict[str, Any], module: str, expression: str, value: Any) -> None:
-        if isinstance(value, _BINDINGS) and not self._is_project(value):
-            return  # names of other distributions: their versions are in the toolchain part of the key
+    def _note(
+        self, namespace: dict[str, Any], module: str, expression: str, name: str, value: Any, is_keyed: bool = True
+    ) -> None:
         self._visit(value)
-        self.reads[module, expression] = Read(namespace, module, expression, value)
+        self.reads[id(namespace), expression] = Read(namespace, module, expression, name, value, is_keyed)
+
+
+def _is_function(value: Any) -> bool:
+    return isinstance(value, types.FunctionType)
+
+
+def _is_made_by_exec(function: types.FunctionType) -> bool:
+    return function.__code__.co_filename == "<string>"
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _imported(code: types.CodeType) -> Iterator[str]:
+    """Absolute names of modules that the code imports, and what they may be with the names taken from them."""
+    constants: list[Any] = [0, None]
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME":
+            level, names = constants[-2:]
+            if not level:
+                yield instruction.argval
+                yield from (f"{instruction.argval}.{name}" for name in names or ())
+        elif instruction.opname.startswith("LOAD_"):
+            constants.append(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _imported(constant)
 
 
 def _same_bindings(reads: list[Read]) -> Callable[[], bool]:

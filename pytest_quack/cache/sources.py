@@ -7,7 +7,9 @@ library, installed distributions) count by version in the toolchain part of a ke
 package always counts as the project, even where it is installed.
 
 Static imports are not everything: a constant `importlib.import_module("x")` is followed, and a call with a computed
-name makes the whole package count. Names that the sources read from the environment are collected as well.
+name makes the whole package count. Inside a package's `__getattr__`, such a call counts for modules that import names
+from the package, not for those that only lie below it. Imports under `if TYPE_CHECKING` never happen and do not count.
+Names that the sources read from the environment are collected as well.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ import sysconfig
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import pytest_quack
 from pytest_quack.errors import UnkeyableError
 
 _OWN_PACKAGE = "pytest_quack"
+Stamp: TypeAlias = tuple[int, int, int]
 
 
 @functools.cache
@@ -52,28 +56,44 @@ def module_file(name: str) -> str | None:
     parent, _, _ = name.rpartition(".")
     try:
         if parent:
-            search = getattr(sys.modules.get(parent), "__path__", None)
-            if search is None:
-                parent_file = module_file(parent)
-                search = [os.path.dirname(parent_file)] if parent_file else None
+            search = _search_path(parent)
             if search is None:
                 return None
-            spec = importlib.machinery.PathFinder.find_spec(name, list(search))
+            spec = importlib.machinery.PathFinder.find_spec(name, search)
         else:
             spec = importlib.machinery.PathFinder.find_spec(name)
-    except (ImportError, ValueError):
+    except (ImportError, ValueError, KeyError):  # KeyError: a namespace package inside a package that is not loaded
         return None
     return spec.origin if spec is not None and spec.has_location else None
+
+
+def _search_path(package: str) -> list[str] | None:
+    """Where the modules of a package are, loaded or not, with or without an `__init__`; None where it is none."""
+    module = sys.modules.get(package)
+    if module is not None:
+        path = getattr(module, "__path__", None)
+        return list(path) if path is not None else None
+    parent, _, last = package.rpartition(".")
+    search = _search_path(parent) if parent else None
+    if parent and search is None:
+        return None
+    try:
+        spec = importlib.machinery.PathFinder.find_spec(package, search)
+    except KeyError:
+        return [folder for folder in (os.path.join(above, last) for above in search or ()) if os.path.isdir(folder)]
+    locations = spec.submodule_search_locations if spec is not None else None
+    return list(locations) if locations is not None else None
 
 
 @dataclass(slots=True)
 class _Scan:
     """What one file says: read again only when its stat changes."""
 
-    stamp: tuple[int, int, int]
+    stamp: Stamp
     digest: str
     imports: tuple[tuple[str, int, tuple[str, ...]], ...]
     has_dynamic_import: bool
+    has_lazy_names: bool
     environ: frozenset[str]
 
 
@@ -81,9 +101,10 @@ _scans: dict[str, _Scan] = {}
 _scans_lock = threading.Lock()
 
 
-def _stamp(path: str) -> tuple[int, int, int]:
+def _stamp(path: str) -> Stamp:
+    """Size, file and when it changed: the later of the two times, since copying may set the first one back."""
     status = os.stat(path)
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    return max(status.st_mtime_ns, status.st_ctime_ns), status.st_size, status.st_ino
 
 
 def _scan(path: str) -> _Scan:
@@ -96,13 +117,14 @@ def _scan(path: str) -> _Scan:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
-        scan = _Scan(stamp, hashlib.sha256(text).hexdigest(), (), True, frozenset())
+        scan = _Scan(stamp, hashlib.sha256(text).hexdigest(), (), True, False, frozenset())
     else:
         visitor = _Visitor()
         visitor.visit(tree)
         meaning = hashlib.sha256(ast.dump(tree).encode("utf-8", "surrogatepass")).hexdigest()
         environ = frozenset(visitor.environ)
-        scan = _Scan(stamp, meaning, tuple(visitor.imports), visitor.has_dynamic_import, environ)
+        is_dynamic, is_lazy = visitor.has_dynamic_import, visitor.has_lazy_names
+        scan = _Scan(stamp, meaning, tuple(visitor.imports), is_dynamic, is_lazy, environ)
     with _scans_lock:
         _scans[path] = scan
     return scan
@@ -114,7 +136,23 @@ class _Visitor(ast.NodeVisitor):
     def __init__(self) -> None:
         self.imports: list[tuple[str, int, tuple[str, ...]]] = []
         self.has_dynamic_import = False
+        self.has_lazy_names = False
         self.environ: set[str] = set()
+
+    def visit_Module(self, node: ast.Module) -> None:
+        for statement in node.body:
+            was_dynamic = self.has_dynamic_import
+            self.visit(statement)
+            if isinstance(statement, ast.FunctionDef) and statement.name == "__getattr__":
+                self.has_lazy_names |= self.has_dynamic_import and not was_dynamic
+                self.has_dynamic_import = was_dynamic
+
+    def visit_If(self, node: ast.If) -> None:
+        if _last_name(node.test) == "TYPE_CHECKING":
+            for statement in node.orelse:
+                self.visit(statement)
+        else:
+            self.generic_visit(node)
 
     def visit_Import(self, node: ast.Import) -> None:
         self.imports += [(alias.name, 0, ()) for alias in node.names]
@@ -179,6 +217,10 @@ class SourceSet:
         """The environment variables that the sources read by a constant name."""
         return frozenset().union(*(_scan(path).environ for _, path in self.files))
 
+    def has_dynamic_import(self) -> bool:
+        """Whether one of them imports by a name that only its run tells."""
+        return any(_scan(path).has_dynamic_import for _, path in self.files)
+
     def edited_after_import(self, own_module: str, own_imported_ns: int) -> str | None:
         """A file that changed after it was imported, so that it does not say what runs; None if there is none.
 
@@ -198,19 +240,26 @@ class _Closure:
 
     home: frozenset[str]
     files: dict[str, str] = field(default_factory=dict)
+    _named: set[str] = field(default_factory=set)
 
     def add(self, name: str) -> None:
-        queue = [name]
+        queue = [(name, True)]
         while queue:
-            name = queue.pop()
-            if name in self.files or name.split(".")[0] == _OWN_PACKAGE:
+            name, is_named = queue.pop()
+            top = name.split(".")[0]
+            if top == _OWN_PACKAGE:
                 continue
-            path = module_file(name)
-            if path is None or not self._counts(name, path):
-                continue
-            self.files[name] = path
-            queue += _ancestors(name)
-            queue += self._imports_of(name, path)
+            if name not in self.files:
+                path = module_file(name)
+                if path is None or not self._counts(name, path):
+                    continue
+                self.files[name] = path
+                queue += [(other, False) for other in _ancestors(name)]
+                queue += [(other, True) for other in self._imports_of(name, path)]
+            if is_named and name not in self._named:  # rather than passed on the way to what lies below it
+                self._named.add(name)
+                if _scan(self.files[name]).has_lazy_names:
+                    queue += [(other, False) for other in _modules_below(top)]
 
     def _counts(self, name: str, path: str) -> bool:
         return path.endswith(".py") and (is_project_file(path) or name.split(".")[0] in self.home)
@@ -228,8 +277,8 @@ class _Closure:
             base = _absolute(name, is_package, module, level)
             if known is None or scan.has_dynamic_import or base.split(".")[0] != top:
                 found += [base, *(f"{base}.{part}" if base else part for part in names if part != "*")]
-        if scan.has_dynamic_import and "." in name:
-            found += _modules_below(name.split(".")[0])
+        if scan.has_dynamic_import:
+            found += _modules_below(top)
         return [module for module in found if module]
 
 
@@ -272,7 +321,7 @@ def _graph(top: str) -> dict[str, tuple[str, ...]] | None:
     from grimp.exceptions import GrimpException
 
     try:
-        graph = grimp.build_graph(top, cache_dir=None)
+        graph = grimp.build_graph(top, cache_dir=None, exclude_type_checking_imports=True)
     except (GrimpException, SyntaxError, ValueError, OSError):
         return None  # our own scan reads it file by file
     return {module: tuple(sorted(graph.find_modules_directly_imported_by(module))) for module in graph.modules}
@@ -290,11 +339,11 @@ def _directory_files(directory: str) -> dict[str, str]:
         for name in sorted(names):
             if name.endswith(".py"):
                 path = os.path.join(folder, name)
-                files[f"{os.path.basename(directory)}/{os.path.relpath(path, directory)}"] = path
+                files[os.path.relpath(path, directory)] = path
     return files
 
 
-_sets: dict[tuple[frozenset[str], tuple[str, ...]], tuple[SourceSet, dict[str, tuple[int, int, int]]]] = {}
+_sets: dict[tuple[frozenset[str], tuple[str, ...]], tuple[SourceSet, dict[str, Stamp]]] = {}
 
 
 def sources_of(modules: Iterable[str], extra_dirs: tuple[str, ...] = ()) -> SourceSet:
@@ -312,14 +361,14 @@ def sources_of(modules: Iterable[str], extra_dirs: tuple[str, ...] = ()) -> Sour
     for name in sorted(wanted[0]):
         closure.add(name)
     files = dict(closure.files)
-    for directory in extra_dirs:
-        files.update(_directory_files(directory))
+    for number, directory in enumerate(extra_dirs):  # by number, since two of them may have one name
+        files.update({f"{number}/{name}": path for name, path in _directory_files(directory).items()})
     found = SourceSet(tuple(sorted(files.items())))
     _sets[wanted] = found, _stamps(found)
     return found
 
 
-def _stamps(sources: SourceSet) -> dict[str, tuple[int, int, int]]:
+def _stamps(sources: SourceSet) -> dict[str, Stamp]:
     stamps = {}
     for _, path in sources.files:
         try:

@@ -83,7 +83,8 @@ class Pointer:
     """Where a direct key leads.
 
     Attributes:
-        content_key: the artifact.
+        content_key: the artifact; empty where the compile function raised when it was last tried. That is only a
+            hint to try again in the calling process, where the error belongs: it never makes a call fail.
         files: project files outside the static sources that were loaded while it compiled: module -> (path, digest).
     """
 
@@ -118,7 +119,7 @@ def parse_pointer(text: bytes) -> Pointer:
         pointer = Pointer(**values)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise ArtifactError(f"the pointer lacks a field ({error})") from error
-    if not _is_key(pointer.content_key):
+    if pointer.content_key and not _is_key(pointer.content_key):
         raise ArtifactError("the pointer leads to no key")
     return pointer
 
@@ -199,6 +200,13 @@ class Store:
             self._note(f"an artifact could not be stored in {self.root} ({getattr(error, 'strerror', None) or error})")
             return False
         return True
+
+    def note_failure(self, direct_key: str) -> None:
+        """Remember that the compile function raised for this key."""
+        try:
+            self._write(self._direct(direct_key), encode_record(Pointer("")))
+        except OSError as error:
+            self._note(f"a failure could not be noted in {self.root} ({error.strerror or error})")
 
     @contextlib.contextmanager
     def lock(self, key: str, *, timeout_s: float) -> Iterator[None]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pytest_quack.compile.job import PoolStats
+from pytest_quack.compile.job import FailureKind, PoolStats
 from pytest_quack.settings import Settings
 
 _SLOWEST = 3
+# The test compiles these again in its own process: it sees the error, or a notice says why the pool could not do it.
+_TOLD_BY_THE_TEST = {FailureKind.RAISED, FailureKind.REFUSED, FailureKind.POOL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ def lines(counts: RunCounts) -> list[str]:
         text.append(f"calls that could not be cached: {counts.uncached}")
     if pool is not None:
         for key, (name, failure) in pool.failures.items():
+            if failure.kind in _TOLD_BY_THE_TEST:
+                continue
             first = (failure.message.splitlines() or [""])[0]
             text.append(f"not compiled in the pool ({failure.kind.value}): {name}, key {key[:12]}: {first}")
     for notice, times in counts.notices.items():

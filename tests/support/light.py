@@ -19,6 +19,7 @@ from pytest_quack.cache.store import Artifact
 from pytest_quack.errors import ArtifactError, ExportError
 
 NAME = "support.light:BACKEND"
+SCALE = 1.0
 
 
 def log(event: str) -> None:
@@ -87,7 +88,7 @@ def build(name: str, *, value: float = 1.0, seconds: float = 0.0) -> Callable[..
 
 @jit_cache(backend=NAME)
 def build_badly(name: str, how: str) -> Callable[..., float]:
-    """A compile that goes wrong: "raise", "crash", "exit", "hang", "export", or "worker" (in a compile process only)."""
+    """A compile that goes wrong: "raise", "crash", "exit", "hang", "export", "worker" (in a compile process only)."""
     log(f"compile {name}")
     is_worker = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
     if how == "raise":
@@ -104,3 +105,17 @@ def build_badly(name: str, how: str) -> Callable[..., float]:
     if how == "export":
         return lambda x=0.0: x
     return LightKernel(name, 1.0)
+
+
+@jit_cache(backend=NAME)
+def build_surroundings(_number: int) -> Callable[..., float]:
+    """A kernel whose name says what its compile saw."""
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "all").split(",")
+    gpus = [gpu for gpu in gpus if gpu]
+    return LightKernel(f"gpus={gpus} mode={os.environ.get('LIGHT_MODE')} cwd={os.getcwd()}", 1.0)
+
+
+@jit_cache(backend=NAME)
+def build_scaled(name: str) -> Callable[..., float]:
+    """A kernel that depends on a global of this module."""
+    return LightKernel(name, SCALE)

@@ -1,0 +1,45 @@
+"""Where and when a measurement was made, for the head of each result file."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+_DISTRIBUTIONS = ("pytest", "pluggy", "torch", "nvidia-cutlass-dsl", "apache-tvm-ffi", "quack-kernels")
+
+
+def describe() -> dict[str, Any]:
+    """Date, machine and versions."""
+    versions = {}
+    for name in _DISTRIBUTIONS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "python": platform.python_version(),
+        "cpu": _cpu(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "gpu": _gpu(),
+        "versions": versions,
+    }
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _gpu() -> str | None:
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
