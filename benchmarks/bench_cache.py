@@ -23,7 +23,7 @@ from environment import describe
 
 ROOT = Path(__file__).resolve().parent.parent
 
-HITS = '''
+HITS = """
 from pytest_quack import jit_cache
 
 TILE = 4
@@ -42,9 +42,9 @@ def with_constant(dtype, n, is_fast=False):
 @jit_cache(backend="bench_light:BACKEND")
 def with_container(dtype, n, is_fast=False):
     return Kernel() if NAMES else None
-'''
+"""
 
-LIGHT = '''
+LIGHT = """
 from pytest_quack.backends import Exported, Target
 
 
@@ -74,7 +74,7 @@ class Backend:
 
 
 BACKEND = Backend()
-'''
+"""
 
 
 def nanoseconds(call: str, names: dict[str, Any], repeats: int) -> float:

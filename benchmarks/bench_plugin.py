@@ -32,7 +32,7 @@ from environment import describe
 
 ROOT = Path(__file__).resolve().parent.parent
 
-KERNELS = '''
+KERNELS = """
 import cutlass.cute as cute
 from cutlass import AddressSpace, Constexpr, Float32, range_constexpr
 from pytest_quack import jit_cache
@@ -56,9 +56,9 @@ def _horner(x: cute.Tensor, y: cute.Tensor, degree: Constexpr, offset: Constexpr
 def compile_horner(degree: int, offset: int):
     n = cute.sym_int()
     return cute.compile(_horner, fake(n), fake(n), degree, offset, options="--enable-tvm-ffi")
-'''
+"""
 
-TESTS = '''
+TESTS = """
 import time
 import pytest
 import torch
@@ -77,7 +77,7 @@ def test_horner(offset, repeat):
     assert torch.allclose(y, reference + offset, atol=1e-4)
     while time.perf_counter() < until:
         pass
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,7 @@ class Timing:
 def write_suite(folder: Path, args: argparse.Namespace) -> None:
     folder.mkdir()
     (folder / "kernels.py").write_text(KERNELS)
-    text = TESTS.format(
-        keys=args.keys, tests_per_key=args.tests_per_key, test_ms=args.test_ms, degree=args.degree
-    )
+    text = TESTS.format(keys=args.keys, tests_per_key=args.tests_per_key, test_ms=args.test_ms, degree=args.degree)
     (folder / "test_suite.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -q -p no:cacheprovider\n")
 
