@@ -69,6 +69,9 @@ class Backend:
     def worker_environ(self):
         return {}
 
+    def prepare_worker(self):
+        pass
+
     def worker_preload(self):
         return ()
 

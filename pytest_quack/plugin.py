@@ -5,14 +5,21 @@ Hooks are found through the package itself (`pytest_quack.__dir__`), so that the
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import os
 import sys
-from typing import Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from pytest_quack.deferral.internals import swap_hook_exec
 from pytest_quack.errors import CacheDirectoryError, SettingsError
 from pytest_quack.settings import OPTIONS, resolve
+
+if TYPE_CHECKING:
+    from pytest_quack.run import QuackRun
 
 HOOKS: Final = frozenset(
     {
@@ -25,34 +32,53 @@ HOOKS: Final = frozenset(
         "pytest_unconfigure",
     }
 )
-PEER: Final = "quack"
+_MAIN_OPTION: Final = "--async-compile"
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    _explain_conflicts(pluginmanager.hook.pytest_addoption)
     group = parser.getgroup("async-compile", "compiling kernels while tests run (pytest-quack)")
     for option in OPTIONS:
         if option.flag is not None:
-            arguments: dict[str, object] = {"metavar": option.metavar, "default": None, "help": option.help}
-            if option.flag == "--async-compile":
+            arguments: dict[str, Any] = {"metavar": option.metavar, "default": None, "help": option.help}
+            if option.flag == _MAIN_OPTION:
                 arguments.update(nargs="?", const="")  # without a number: the ini file's, the environment's, or auto
-            try:
+            with _explained_conflict():
                 group.addoption(option.flag, dest=_dest(option.flag), **arguments)
-            except ValueError as error:
-                raise pytest.UsageError(_conflict(option.flag)) from error
         if option.ini is not None:
             kind = "linelist" if option.field == "sources" else "string"
             parser.addini(option.ini, option.help, type=kind, default=None)  # type: ignore[arg-type]
+
+
+def _explain_conflicts(caller: Any) -> None:
+    """Have a plugin that is loaded after us and registers our main option too fail with an error that helps."""
+
+    def execute(name: str, methods: Any, kwargs: dict[str, Any], firstresult: bool) -> Any:
+        with _explained_conflict():
+            return before(name, methods, kwargs, firstresult)
+
+    before = swap_hook_exec(caller, execute)
+
+
+@contextlib.contextmanager
+def _explained_conflict() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, argparse.ArgumentError) as error:
+        if _MAIN_OPTION not in str(error):
+            raise
+        raise pytest.UsageError(_conflict()) from error
 
 
 def _dest(flag: str) -> str:
     return "quack_" + flag.lstrip("-").replace("-", "_")
 
 
-def _conflict(flag: str) -> str:
+def _conflict() -> str:
     return (
-        f"Another plugin has already registered {flag}: most likely the one of the distribution quack-kernels, which "
-        "this plugin replaces. Load one of them only: drop `-p quack.pytest_plugin` (or whatever loads it), or drop "
-        "`-p pytest_quack` with `-p no:pytest_quack`."
+        f"Another plugin registers {_MAIN_OPTION} too, most likely that of the distribution quack-kernels, which this "
+        "one takes the place of. Load only one of them: drop `-p quack.testing.pytest_plugin` (or what else loads it), "
+        "or drop ours with `-p no:pytest_quack`."
     )
 
 
@@ -115,26 +141,20 @@ def _paths(config: pytest.Config, lines: list[str]) -> list[str]:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    from pytest_quack.run import find_run
-
-    run = find_run(config)
+    run = _find_run(config)
     return run.header() if run is not None else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    from pytest_quack.run import find_run
-
-    run = find_run(session.config)
+    run = _find_run(session.config)
     if run is None or not run.may_defer(session):
         return None
     return run.drive(session)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    from pytest_quack.run import find_run
-
-    run = find_run(config)
+    run = _find_run(config)
     text = run.summary() if run is not None else []
     if text:
         terminalreporter.section("async-compile", sep="-")
@@ -143,7 +163,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if "pytest_quack.run" in sys.modules:
+    if _find_run(config) is not None:
         from pytest_quack.run import end_run
 
         end_run(config)
+
+
+def _find_run(config: pytest.Config) -> QuackRun | None:
+    """This run's objects; a run that asks nothing of the plugin has none and imports nothing of it."""
+    if "pytest_quack.run" not in sys.modules:
+        return None
+    from pytest_quack.run import find_run
+
+    return find_run(config)

@@ -156,8 +156,7 @@ def test_cache_directory_that_is_full(inner: InnerProject) -> None:
     try:
         filler = os.open(inner.cache / "filler", os.O_WRONLY | os.O_CREAT)
         with pytest.raises(OSError, match="No space left"):
-            while True:
-                os.write(filler, b"x" * 4096)
+            all(os.write(filler, b"x" * 4096) for _ in range(1000))
         os.close(filler)
         result = inner.run()
     finally:

@@ -66,6 +66,12 @@ class Backend(Protocol):
     def worker_environ(self) -> Mapping[str, str]:
         """Variables that make a fresh process compile as this one does."""
 
+    def prepare_worker(self) -> None:
+        """Called in the process that compile processes are forked from, before it imports anything else.
+
+        What it imports must not initialise a GPU driver: a driver that was initialised does not survive a fork.
+        """
+
     def worker_preload(self) -> tuple[str, ...]:
         """Modules that every compile needs, imported once before compile processes are forked."""
 

@@ -94,6 +94,18 @@ class CuteDslBackend:
         arch = _arch()
         return {_ARCH_VARIABLE: arch} if arch else {}
 
+    def prepare_worker(self) -> None:
+        """Keep the DSL from the driver: importing it calls cuInit, even where an architecture is named.
+
+        Measured on an H200 with 4.8.1: a second cuInit in a forked process, after one that found no device, crashes
+        about every second process.
+        """
+        try:
+            import cuda.bindings.driver as driver
+        except ImportError:
+            return
+        driver.cuInit = lambda flags: (driver.CUresult.CUDA_ERROR_NO_DEVICE,)
+
     def worker_preload(self) -> tuple[str, ...]:
         return ("cutlass.cute", "tvm_ffi")
 

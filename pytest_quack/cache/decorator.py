@@ -25,10 +25,11 @@ from pytest_quack.cache.direct import (
     Check,
     DirectKey,
     Fingerprint,
+    call_check,
     describe_call,
     file_digest,
+    files_seen,
     is_flat_value,
-    loaded_project_files,
     source_path,
 )
 from pytest_quack.cache.store import Artifact, LockTimeoutError, Sidecar, Store
@@ -98,7 +99,8 @@ def jit_cache(
 def _wrap(jit: JitFunction) -> Callable[..., Any]:
     """The function that users call: the in-process hit inline, everything else in `JitFunction`.
 
-    The dictionaries are keyed by the arguments themselves; since 1 == True == 1.0, a hit also compares their types.
+    The dictionaries are keyed by the arguments themselves; the check that each entry brings compares their types (since
+    1 == True == 1.0), and whether what the function reads besides is still the same.
     """
     positional, by_keyword, miss = jit.positional, jit.by_keyword, jit.call
 
@@ -106,13 +108,13 @@ def _wrap(jit: JitFunction) -> Callable[..., Any]:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             if kwargs:
-                slot = (args, *kwargs.items())
-                kernel, types, check = by_keyword[slot]
-                if types == (*map(type, args), *map(type, kwargs.values())) and (check is None or check()):
+                slot = (args, *kwargs, *kwargs.values())
+                kernel, check = by_keyword[slot]
+                if check(*args, *kwargs.values()):
                     return kernel
             else:
-                kernel, types, check = positional[args]
-                if types == (*map(type, args),) and (check is None or check()):
+                kernel, check = positional[args]
+                if check(*args):
                     return kernel
         except (KeyError, TypeError, NameError, AttributeError):
             pass  # not seen yet, not hashable, or a name that the function reads is gone: the long way tells
@@ -146,8 +148,8 @@ class JitFunction:
         self.function: Final = function
         self.backend_name: Final = backend
         # Three ways to find a kernel again in this process: by flat arguments, by flat keywords, by canonical bytes.
-        self.positional: dict[Any, tuple[Any, tuple[type, ...], Check | None]] = {}
-        self.by_keyword: dict[Any, tuple[Any, tuple[type, ...], Check | None]] = {}
+        self.positional: dict[Any, tuple[Any, Callable[..., bool]]] = {}
+        self.by_keyword: dict[Any, tuple[Any, Callable[..., bool]]] = {}
         self._deep: dict[bytes, tuple[Any, Check | None]] = {}
         self._fingerprint = Fingerprint(function, ignore, environ)
         self._kernels: dict[str, Any] = {}
@@ -196,9 +198,9 @@ class JitFunction:
     ) -> None:
         values = (*args, *kwargs.values())
         if all(map(is_flat_value, values)):
-            entry = kernel, tuple(map(type, values)), check
+            entry = kernel, call_check(tuple(map(type, values)), check)
             if kwargs:
-                slot = (args, *kwargs.items())
+                slot = (args, *kwargs, *kwargs.values())
                 self.by_keyword[slot] = entry
             else:
                 self.positional[args] = entry
@@ -260,20 +262,24 @@ class JitFunction:
 
     def _compile_here(self, call: _Call, runtime: Runtime, *, reason: str) -> Any:
         """Compile in this process, under the key's lock where there is one; `reason` says why not in the pool."""
-        store = runtime.store
+        store, key = runtime.store, call.direct.key
         with _compile_lock, contextlib.ExitStack() as held:
+            if key in self._kernels:  # another thread made it while this one waited
+                return self._kernels[key]
             is_locked = store is not None and store.is_writable and self._take_lock(held, store, call, runtime)
             if store is not None and is_locked:
-                kernel, _ = self._find(call.direct.key, runtime)
+                kernel, _ = self._find(key, runtime)
                 if kernel is not None:
                     return kernel
                 artifact = self._compile_and_publish(store, call)
             else:
                 artifact = self._compile(call)
-        runtime.compiled_here[call.direct.key] = reason
+            held.close()
+            self._kernels[key] = kernel = self.backend.load(artifact)
+        runtime.compiled_here[key] = reason
         if reason:
             runtime.notices.add(f"{self.function.__qualname__} was compiled in the test process: {reason}")
-        return self.backend.load(artifact)
+        return kernel
 
     def _take_lock(self, held: contextlib.ExitStack, store: Store, call: _Call, runtime: Runtime) -> bool:
         try:
@@ -328,17 +334,14 @@ class JitFunction:
         except Exception:
             store.note_failure(call.direct.key)
             raise
-        if self._is_still_the_same(call):
-            known = {name for name in before if name != self.function.__module__}
-            base = os.path.dirname(source_path(self.function))
-            store.publish(artifact, call.direct.key, loaded_project_files(before, known, base))
-        return artifact
-
-    def _is_still_the_same(self, call: _Call) -> bool:
         try:
-            return self.direct_key(call.args, call.kwargs).key == call.direct.key
+            is_same = self.direct_key(call.args, call.kwargs).key == call.direct.key
+            files = files_seen(call.direct, before, os.path.dirname(source_path(self.function)))
         except UnkeyableError:
-            return False
+            return artifact
+        if is_same:
+            store.publish(artifact, call.direct.key, files)
+        return artifact
 
     def _make_job(self, call: _Call, runtime: Runtime, pool: CompilePool) -> CompileJob:
         function = self.function
@@ -394,7 +397,8 @@ class JitFunction:
             except LockTimeoutError as error:
                 return _refusal(job, str(error))
             pointer = store.find_pointer(job.key)
-            if pointer is not None and pointer.content_key and store.find(pointer.content_key) is not None:
+            is_good = pointer is not None and pointer.content_key and self._files_are_the_same(pointer.files)
+            if pointer is not None and is_good and store.find(pointer.content_key) is not None:
                 return CompileResult(job.key, None)
             on_start()
             artifact = self._compile_and_publish(store, call)

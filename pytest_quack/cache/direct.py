@@ -7,6 +7,7 @@ processes which disagree can say on what.
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 import inspect
 import os
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any, Final
 
 from pytest_quack.backends import Backend
@@ -26,17 +28,32 @@ SCHEMA: Final = b"1"
 # Variables that a compile process has otherwise on purpose (it sees no GPU, and its architecture is pinned and part of
 # the key), and those that change all the time without saying anything about a kernel.
 NOT_KEYED: Final = frozenset(
-    {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUTE_DSL_ARCH", "PYTEST_CURRENT_TEST", "PYTEST_VERSION", "_"}
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "CUTE_DSL_ARCH",
+        "NVIDIA_VISIBLE_DEVICES",
+        "PYTEST_CURRENT_TEST",
+        "PYTEST_VERSION",
+        "PYTORCH_NVML_BASED_CUDA_CHECK",
+        "_",
+    }
 )
 Check = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class DirectKey:
-    """A key, and a digest of each of its parts by label."""
+    """A key, and a digest of each of its parts by label.
+
+    Attributes:
+        modules: those whose sources are part of the key.
+        has_dynamic_import: whether one of them imports by a name that only its run tells.
+    """
 
     key: str
     parts: dict[str, str] = field(repr=False)
+    modules: frozenset[str] = field(default=frozenset(), repr=False)
+    has_dynamic_import: bool = field(default=False, repr=False)
 
     def differing_parts(self, other: dict[str, str]) -> tuple[str, ...]:
         labels = sorted(self.parts.keys() | other.keys())
@@ -104,7 +121,8 @@ class Fingerprint:
         }
         short = {label: hashlib.sha256(part).hexdigest()[:16] for label, part in parts.items()}
         check = _all_of(reach.check, argument_reach.check, _environ_check(environment))
-        return DirectKey(canonical.digest(parts), short), check
+        key = canonical.digest(parts)
+        return DirectKey(key, short, frozenset(digests), sources.has_dynamic_import()), check
 
     def _encode_arguments(self, bound: inspect.BoundArguments) -> tuple[bytes, Reach]:
         arguments = []
@@ -123,6 +141,31 @@ class Fingerprint:
         return [(name, os.environ.get(name)) for name in sorted(names)]
 
 
+def call_check(types: tuple[type, ...], rest: Check | None) -> Callable[..., bool]:
+    """A function of a call's values: are they of these very types, and does `rest` hold?
+
+    It runs on each in-process hit, so it is generated: a comparison by identity costs some 15 ns, a loop over them ten
+    times that.
+    """
+    template = _call_check_template(len(types), rest is not None)
+    defaults = types if rest is None else (*types, rest)
+    return FunctionType(template.__code__, {}, "check", defaults)
+
+
+@functools.cache
+def _call_check_template(arity: int, has_rest: bool) -> FunctionType:
+    values, kinds = [f"v{i}" for i in range(arity)], [f"k{i}" for i in range(arity)]
+    rest = ["rest"] if has_rest else []
+    tests = [f"type({value}) is {kind}" for value, kind in zip(values, kinds, strict=True)]
+    tests += ["rest()"] if has_rest else []
+    scope: dict[str, Any] = {}
+    parameters = [*values, *(f"{name}=None" for name in (*kinds, *rest))]
+    exec(f"def check({', '.join(parameters)}): return {' and '.join(tests) or 'True'}", scope)
+    template = scope["check"]
+    assert isinstance(template, FunctionType)
+    return template
+
+
 def _all_of(*checks: Check | None) -> Check | None:
     present = [check for check in checks if check is not None]
     if len(present) < 2:
@@ -131,9 +174,23 @@ def _all_of(*checks: Check | None) -> Check | None:
 
 
 def _environ_check(expected: list[tuple[str, str | None]]) -> Check | None:
+    """Does the environment still say this? Asked on each in-process hit, so it looks into the mapping underneath.
+
+    `os.environ.get` encodes the name each time, which costs a microsecond; where CPython keeps the encoded mapping
+    elsewhere, that is what is used.
+    """
     if not expected:
         return None
-    return lambda: all(os.environ.get(name) == value for name, value in expected)
+    encode: Callable[[str], Any] | None = getattr(os.environ, "encodekey", None)
+    if encode is None or not isinstance(getattr(os.environ, "_data", None), dict):
+        return lambda: all(os.environ.get(name) == value for name, value in expected)
+    encoded = [(encode(name), None if value is None else encode(value)) for name, value in expected]
+
+    def holds() -> bool:
+        data: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+        return all([data.get(name) == value for name, value in encoded])  # noqa: C419 - a list is twice as fast here
+
+    return holds
 
 
 def _holds(reach: Reach) -> bool:
@@ -186,14 +243,25 @@ def source_path(function: Callable[..., Any]) -> str:
     return os.path.abspath(path) if os.path.exists(path) else ""
 
 
-def loaded_project_files(before: set[str], known: set[str], base: str) -> dict[str, tuple[str, str]]:
-    """Project modules that were loaded since `before` and are not in `known`: name -> (path from `base`, digest)."""
+def files_seen(direct: DirectKey, before: set[str], base: str) -> dict[str, tuple[str, str]]:
+    """Files of the project besides the static sources that a compile used: module -> (path from `base`, digest).
+
+    `before` names the modules that were loaded when it began. Those loaded since count; and of a function that imports
+    by a computed name the others as well, since an import of what is loaded leaves no trace. Raises UnkeyableError
+    where one of these was edited after its import.
+    """
+    names = set(sys.modules) - direct.modules
+    if not direct.has_dynamic_import:
+        names -= before
     found = {}
-    for name in sorted(set(sys.modules) - before - known):
+    for name in sorted(names):
         path = getattr(sys.modules[name], "__file__", None)
-        if is_project_file(path) and name.split(".")[0] != "pytest_quack":
-            assert path is not None
-            found[name] = (os.path.relpath(path, base), file_digest(path))
+        is_test = name in before and name.rpartition(".")[2].startswith(("test_", "conftest"))
+        if is_test or path is None or not is_project_file(path) or name.split(".")[0] == "pytest_quack":
+            continue
+        if name in before and SourceSet(((name, path),)).edited_after_import("", 0) is not None:
+            raise UnkeyableError(f"{path} was edited after it was imported, so that it does not say what runs now")
+        found[name] = (os.path.relpath(path, base), file_digest(path))
     return found
 
 

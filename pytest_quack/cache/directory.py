@@ -52,9 +52,10 @@ def open_directory(settings: Settings) -> CacheDirectory:
     Raises CacheDirectoryError where it cannot be used at all, or must not be.
     """
     explicit = settings.cache_dir
-    place = Path(explicit).expanduser() if explicit else default_place()
+    place = Path(explicit) if explicit else default_place()
     name = f"the cache directory {place}"
     try:
+        place = place.expanduser()
         if place.exists() and not place.is_dir():
             raise CacheDirectoryError(
                 f"{name} is not a directory; remove the file or name another directory with QUACK_CACHE_DIR."

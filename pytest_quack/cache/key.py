@@ -166,7 +166,7 @@ class _Encoder:
             self._tag(b"function", f"{value.__module__}.{value.__qualname__}".encode())
             return
         if hasattr(value, "__quack_jit__"):  # a compile function of ours: its cells hold what it has compiled so far
-            self._put_all(b"jit_cache", [value.__wrapped__])
+            self._put_all(b"jit_cache", [getattr(value, "__wrapped__", None)])
             return
         self._out.append(b"by value[")
         self._put_all(b"name", [value.__module__, value.__qualname__])

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pytest_quack.cache import key
+from pytest_quack.cache.snapshot import take_snapshot
 from pytest_quack.cache.sources import is_project_file, module_file
 from pytest_quack.errors import UnkeyableError
 
@@ -76,7 +77,7 @@ class Reach:
             self._visit(root)
         self._note_class_attributes()
         self._mutable = [read for read in self.reads.values() if read.is_keyed and not is_immutable(read.value)]
-        self._snapshots = [self._encode(read.value) for read in self._mutable] if self._is_keyable() else []
+        self._snapshots = [take_snapshot(read.value) for read in self._mutable] if self._is_keyable() else None
         self.check: Callable[[], bool] | None = self._make_check()
 
     def _is_keyable(self) -> bool:
@@ -132,10 +133,9 @@ class Reach:
         return scope["check"]  # type: ignore[no-any-return]
 
     def _same_contents(self) -> bool:
-        try:
-            return [self._encode(read.value) for read in self._mutable] == self._snapshots
-        except UnkeyableError:
+        if self._snapshots is None:
             return False
+        return all(same(read.value) for same, read in zip(self._snapshots, self._mutable, strict=True))
 
     def _visit(self, value: Any) -> None:
         if isinstance(value, _IMMUTABLE_ATOMS) or id(value) in self._seen:

@@ -229,7 +229,7 @@ class SourceSet:
         """
         for name, path in self.files:
             imported_ns = own_imported_ns if name == own_module else pytest_quack.IMPORTED_NS
-            if name in sys.modules and _stamp(path)[0] > imported_ns:
+            if name in sys.modules and os.path.exists(path) and _stamp(path)[0] > imported_ns:
                 return path
         return None
 

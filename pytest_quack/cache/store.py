@@ -34,6 +34,8 @@ from pytest_quack.errors import ArtifactError
 
 FORMAT: Final = 1
 _KEY_LENGTH: Final = 64
+_TEMPORARY: Final = ".tmp-"
+_STALE_S: Final = 3600.0  # writing one file takes seconds at most
 # Errors that say something of the file that was asked for, rather than of this process or the machine at the moment.
 _DAMAGE: Final = frozenset(
     {errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EIO, errno.ENXIO}
@@ -100,10 +102,16 @@ def encode_record(record: Sidecar | Pointer) -> bytes:
 def parse_sidecar(text: bytes) -> Sidecar:
     """Raises ArtifactError where `text` is no sidecar of this format."""
     values = _parse_record(text)
+    texts = ("sha256", "backend", "abi", "arch", "host_machine", "description")
     try:
-        values["host_features"] = tuple(values["host_features"])
-        sidecar = Sidecar(**values)
-        is_typed = isinstance(values["size_bytes"], int) and isinstance(values["abi"], str)
+        is_typed = (
+            isinstance(values["size_bytes"], int)
+            and isinstance(values["compile_s"], (int, float))
+            and isinstance(values["toolchain"], dict)
+            and isinstance(values["host_features"], list)
+            and all(isinstance(text, str) for text in (*(values[name] for name in texts), *values["host_features"]))
+        )
+        sidecar = Sidecar(**{**values, "host_features": tuple(values["host_features"])})
     except (TypeError, KeyError) as error:
         raise ArtifactError(f"the sidecar lacks a field ({error})") from error
     if not is_typed or not _is_key(sidecar.content_key):
@@ -127,7 +135,7 @@ def parse_pointer(text: bytes) -> Pointer:
 def _parse_record(text: bytes) -> dict[str, Any]:
     try:
         values = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"it is not JSON ({error})") from error
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise ArtifactError(f"it is not of format {FORMAT}")
@@ -257,6 +265,7 @@ class Store:
                     return  # a good one was written since we looked
                 for path in paths:
                     target = self.root / "quarantine" / f"{path.name}.{os.getpid()}.{time.time_ns()}"
+                    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                     with contextlib.suppress(FileNotFoundError):
                         os.replace(path, target)
         except (OSError, LockTimeoutError) as error:
@@ -281,7 +290,7 @@ class Store:
     @staticmethod
     def _write(path: Path, data: bytes) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=".tmp-", dir=path.parent)
+        descriptor, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
         try:
             with open(descriptor, "wb") as file:
                 file.write(data)
@@ -292,6 +301,7 @@ class Store:
             with contextlib.suppress(OSError):
                 os.unlink(name)
             raise
+        _sweep(path.parent)
 
     def _object(self, key: str) -> Path:
         return self.root / "artifacts" / key[:2] / f"{key}.o"
@@ -301,6 +311,15 @@ class Store:
 
     def _direct(self, key: str) -> Path:
         return self.root / "direct" / key[:2] / f"{key}.json"
+
+
+def _sweep(folder: Path) -> None:
+    """Remove temporary files whose writers were killed long ago."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            is_stale = entry.name.startswith(_TEMPORARY) and time.time() - entry.stat().st_mtime > _STALE_S
+            if is_stale:
+                os.unlink(entry.path)
 
 
 def _succeeds(check: Callable[[], object]) -> bool:

@@ -2,7 +2,7 @@
 
 It has one thread, so that a fork copies no lock that somebody holds. It talks to the pool over one socket:
 
-    pool -> here    {"op": "start", ...}          once: sys.path, modules to import
+    pool -> here    {"op": "start", ...}          once: sys.path, backends, modules to import
                     {"op": "spawn", "id": n}      with two descriptors: the worker's connection and its stderr
     here -> pool    {"op": "ready", "failed": {module: reason}}
                     {"op": "spawned", "id": n, "pid": p}
@@ -28,6 +28,7 @@ import time
 import traceback
 from typing import Any, Final
 
+from pytest_quack.backends import find_backend
 from pytest_quack.compile import worker
 from pytest_quack.compile.process import die_with_parent, ignore_terminal_signals
 
@@ -54,11 +55,21 @@ def main(control_fd: int) -> None:
     die_with_parent(start["parent_pid"])
     sys.path[:] = start["sys_path"]
     began = time.perf_counter()
-    failed = _preload(start["modules"])
+    failed = _prepare(start["backends"]) | _preload(start["modules"])
     gc.collect()
     gc.freeze()  # what was imported is never collected, so the workers' pages stay shared
     send(control, {"op": "ready", "failed": failed, "seconds": time.perf_counter() - began})
     _serve(control)
+
+
+def _prepare(backends: list[str]) -> dict[str, str]:
+    failed = {}
+    for name in backends:
+        try:
+            find_backend(name).prepare_worker()
+        except Exception as error:  # noqa: BLE001 - a backend of somebody else may raise anything; it is reported
+            failed[name] = f"{type(error).__name__}: {error}"
+    return failed
 
 
 def _preload(modules: list[str]) -> dict[str, str]:

@@ -34,10 +34,13 @@ def usable_memory_bytes(read: Callable[[str], str | None] | None = None) -> int:
 
 def _cgroup_cpus(read: Callable[[str], str | None]) -> int | None:
     """CPUs of the quota, rounded down; None where there is no quota."""
+    quotas = []
     for path in _cgroup_paths(read, "cpu.max"):
         quota, _, period = (read(path) or "").strip().partition(" ")
         if quota.isdigit() and period.strip().isdigit() and int(period):
-            return max(1, int(quota) // int(period))
+            quotas.append(int(quota) // int(period))
+    if quotas:
+        return max(1, min(quotas))
     quota = (read("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") or "").strip()
     period = (read("/sys/fs/cgroup/cpu/cpu.cfs_period_us") or "").strip()
     if quota.isdigit() and period.isdigit() and int(period):

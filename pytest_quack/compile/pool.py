@@ -43,8 +43,10 @@ _MAX_STARTS: Final = 3
 _MAX_SERVER_FAILURES: Final = 3
 # Signals that somebody else sends (the kernel's out-of-memory killer, an administrator), not the compiler.
 _FOREIGN_SIGNALS: Final = {-signal.SIGKILL, -signal.SIGTERM}
+# No device to see, and torch looks for devices through NVML, which needs no driver that is initialised.
+_GPU_BLIND: Final = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 # Variables that differ between processes without changing what is compiled.
-_NOT_SHIPPED: Final = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "PYTEST_CURRENT_TEST", "_"})
+_NOT_SHIPPED: Final = frozenset({*_GPU_BLIND, "NVIDIA_VISIBLE_DEVICES", "PYTEST_CURRENT_TEST", "_"})
 _live_pools: weakref.WeakSet[CompilePool] = weakref.WeakSet()
 
 
@@ -89,7 +91,7 @@ class CompilePool:
         self.pending_policy: PendingPolicy | None = None
         self._timeout_s = timeout_s or get_runtime().settings.timeout_s
         self._notices = notices or get_runtime().notices
-        self._environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        self._environ = {**os.environ, **_GPU_BLIND}
         self._entries: dict[str, _Entry] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None

@@ -17,7 +17,7 @@ def check_nesting(result: InnerResult) -> None:
         if event.startswith("+"):
             stack.append(event[1:])
         elif event.startswith("-"):
-            assert stack and stack[-1] == event[1:], f"{event} while {stack} is set up\n{result.show()}"
+            assert stack[-1:] == [event[1:]], f"{event} while {stack} is set up\n{result.show()}"
             stack.pop()
     assert not stack, f"{stack} is still set up\n{result.show()}"
 
@@ -264,7 +264,8 @@ def test_a(used):
     )
     result = inner.run()
     assert result.counts == {"passed": 1}, result.show()
-    assert "tearing down that attempt failed: " in result.stdout and "the kernel never ran" in result.stdout
+    assert "tearing down that attempt failed: " in result.stdout
+    assert "the kernel never ran" in result.stdout
 
 
 @pytest.mark.parametrize("option", ["-x", "--maxfail=1"])
@@ -292,10 +293,10 @@ def test_x_does_not_stop_at_a_deferral(inner: InnerProject) -> None:
         "test_it.py", "from support.light import build\ndef test_a():\n    build('a')()\ndef test_b():\n    pass\n"
     )
     result = inner.run("-x")
-    assert result.status == 0 and result.counts == {"passed": 2}, result.show()
+    assert (result.status, result.counts) == (0, {"passed": 2}), result.show()
 
 
 def test_collect_only_starts_nothing(inner: InnerProject) -> None:
     inner.write("test_it.py", "from support.light import build\ndef test_a():\n    build('a')()\n")
     result = inner.run("--collect-only")
-    assert result.status == 0 and not result.log, result.show()
+    assert (result.status, result.log) == (0, []), result.show()

@@ -71,6 +71,9 @@ class LightBackend:
     def worker_environ(self) -> Mapping[str, str]:
         return {}
 
+    def prepare_worker(self) -> None:
+        pass
+
     def worker_preload(self) -> tuple[str, ...]:
         return ()
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import IO, Any, Final
 
-from pytest_quack.compile import forkserver
+from pytest_quack.compile import forkserver, preload
 from pytest_quack.compile.job import CompileJob, CompileResult
 
 START_TIMEOUT_S: Final = 180.0
@@ -170,7 +170,13 @@ class LocalExecutor:
             theirs.close()
         self._control = ours
         modules = list(self._modules())
-        message = {"op": "start", "parent_pid": os.getpid(), "sys_path": list(sys.path), "modules": modules}
+        message = {
+            "op": "start",
+            "parent_pid": os.getpid(),
+            "sys_path": list(sys.path),
+            "backends": list(preload.registered_backends()),
+            "modules": modules,
+        }
         with contextlib.suppress(OSError):  # a server that is gone already is found out by the next poll
             forkserver.send(ours, message)
         self._ready_deadline = time.monotonic() + START_TIMEOUT_S

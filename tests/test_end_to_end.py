@@ -1,0 +1,218 @@
+"""Whole runs over real CuTe DSL kernels: host-compiled ones compute on the CPU, device code is cross-compiled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+from support.inner import InnerProject, InnerResult
+
+pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
+pytest.importorskip("torch", reason="needs torch")
+
+KERNELS = """
+import cutlass.cute as cute
+from cutlass import AddressSpace, Constexpr, Float32, range_constexpr
+from pytest_quack import jit_cache
+from support.light import log
+
+SHIFT = 0.0
+
+def fake(*shape, space=AddressSpace.generic):
+    order = tuple(reversed(range(len(shape))))
+    return cute.runtime.make_fake_compact_tensor(Float32, shape, stride_order=order, memspace=space)
+
+@cute.jit
+def _horner(x: cute.Tensor, y: cute.Tensor, degree: Constexpr):
+    for i in range(cute.size(x)):
+        v, acc = x[i], Float32(0.0)
+        for k in range_constexpr(degree):
+            acc = acc * v + Float32(1.0 / (k + 1))
+        y[i] = acc + Float32(SHIFT)
+
+@jit_cache
+def compile_horner(degree):
+    log(f"compile {degree}")
+    n = cute.sym_int()
+    return cute.compile(_horner, fake(n), fake(n), degree, options="--enable-tvm-ffi")
+
+@jit_cache
+def compile_plain(degree):
+    log(f"compile plain {degree}")
+    n = cute.sym_int()
+    return cute.compile(_horner, fake(n), fake(n), degree)
+
+@cute.kernel
+def _scale_kernel(x: cute.Tensor, a: Float32):
+    x[cute.arch.thread_idx()[0]] *= a
+
+@cute.jit
+def _scale(x: cute.Tensor, a: Float32):
+    _scale_kernel(x, a).launch(grid=[1, 1, 1], block=[32, 1, 1])
+
+@jit_cache
+def compile_scale(factor):
+    log(f"compile scale {factor}")
+    x = fake(cute.sym_int(), space=AddressSpace.gmem)
+    return cute.compile(_scale, x, Float32(factor), options="--enable-tvm-ffi")
+"""
+
+REFERENCE = """
+import pytest
+import torch
+import kernels
+from kernels import compile_horner, compile_plain, compile_scale
+from support.light import log
+
+def reference(x, degree):
+    acc = torch.zeros_like(x)
+    for k in range(degree):
+        acc = acc * x + 1.0 / (k + 1)
+    return acc
+"""
+
+
+def sidecars(inner: InnerProject) -> list[dict[str, object]]:
+    root = inner.cache / "pytest-quack" / "v1" / "artifacts"
+    return [json.loads(path.read_text()) for path in root.rglob("*.json")]
+
+
+def run_twice(inner: InnerProject, tests: str, *args: str) -> tuple[InnerResult, InnerResult]:
+    inner.write("kernels.py", KERNELS)
+    inner.write("test_it.py", REFERENCE + tests)
+    return inner.run(*args), inner.run(*args)
+
+
+def test_cold_run_compiles_in_the_pool_and_warm_run_loads(inner: InnerProject) -> None:
+    cold, warm = run_twice(
+        inner,
+        """
+@pytest.mark.parametrize("rows", [5, 40])
+@pytest.mark.parametrize("degree", range(2, 8))
+def test_horner(degree, rows):
+    x = torch.linspace(-0.9, 0.9, rows)
+    y = torch.empty_like(x)
+    compile_horner(degree)(x, y)
+    torch.testing.assert_close(y, reference(x, degree))
+""",
+    )
+    assert cold.counts == warm.counts == {"passed": 12}, cold.show()
+    compiles = [line for line in cold.log if "compile" in line]
+    assert len(compiles) == 6
+    assert len({line.split()[0] for line in compiles}) == 2, "both compile processes worked"
+    assert (cold.summary("submitted"), cold.summary("hit")) == (6, 6)
+    assert (warm.summary("submitted"), warm.summary("hit")) == (0, 6)
+    assert not warm.log
+    assert {card["arch"] for card in sidecars(inner)} == {""}
+    assert all(card["host_features"] for card in sidecars(inner))
+
+
+def test_edits_are_seen_and_plain_pytest_shares_the_cache(inner: InnerProject) -> None:
+    inner.write("kernels.py", KERNELS)
+    inner.write(
+        "test_it.py",
+        REFERENCE
+        + """
+def test_it():
+    x = torch.linspace(-0.9, 0.9, 8)
+    y = torch.empty_like(x)
+    compile_horner(3)(x, y)
+    torch.testing.assert_close(y, reference(x, 3) + kernels.SHIFT)
+""",
+    )
+    plain = inner.run(jobs=None)
+    assert (plain.counts, plain.events["compile 3"]) == ({"passed": 1}, 1), plain.show()
+    inner.write("kernels.py", "# a comment\n" + KERNELS)
+    commented = inner.run()
+    assert (commented.counts, commented.summary("submitted")) == ({"passed": 1}, 0), commented.show()
+    inner.write("kernels.py", KERNELS.replace("SHIFT = 0.0", "SHIFT = 2.5"))
+    edited = inner.run()
+    assert (edited.counts, edited.summary("submitted")) == ({"passed": 1}, 1), edited.show()
+
+
+def test_device_code_is_compiled_for_the_architecture_that_is_named(inner: InnerProject) -> None:
+    tests = "def test_it():\n    assert callable(compile_scale(2.0))\n"
+    cold, warm = run_twice(inner, tests, "--compile-arch=sm_90a")
+    assert cold.counts == warm.counts == {"passed": 1}, cold.show()
+    assert "for sm_90a" in cold.stdout
+    assert [card["arch"] for card in sidecars(inner)] == ["sm_90a"]
+    assert (cold.summary("submitted"), warm.summary("submitted")) == (1, 0)
+    other = inner.run("--compile-arch=sm_100a", jobs=None)
+    assert other.events["compile scale 2.0"] == 1, other.show()
+    assert sorted(str(card["arch"]) for card in sidecars(inner)) == ["sm_100a", "sm_90a"]
+
+
+def test_device_code_without_gpu_and_architecture_is_an_error(inner: InnerProject) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU to ask")
+    inner.write("kernels.py", KERNELS)
+    inner.write("test_it.py", REFERENCE + "def test_it():\n    compile_scale(2.0)\n")
+    for jobs in ("2", None):
+        result = inner.run(jobs=jobs)
+        assert result.counts == {"failed": 1}, result.show()
+        assert "Name the architecture with --compile-arch" in result.stdout
+
+
+def test_kernels_without_tvm_ffi(inner: InnerProject) -> None:
+    cold, warm = run_twice(
+        inner,
+        """
+from cutlass.cute.runtime import from_dlpack
+
+def test_it():
+    x = torch.linspace(-0.9, 0.9, 16)
+    y = torch.empty_like(x)
+    compile_plain(4)(from_dlpack(x).mark_layout_dynamic(), from_dlpack(y).mark_layout_dynamic())
+    torch.testing.assert_close(y, reference(x, 4))
+""",
+    )
+    assert cold.summary("submitted") == 1, cold.show()
+    assert cold.counts == warm.counts, cold.show() + warm.show()
+    assert cold.counts == {"passed": 1}, cold.show()
+
+
+def test_object_that_passes_its_checks_but_cannot_be_loaded_is_compiled_again(inner: InnerProject) -> None:
+    tests = "def test_it():\n    x = torch.ones(4); compile_horner(3)(x, torch.empty(4))\n"
+    inner.write("kernels.py", KERNELS)
+    inner.write("test_it.py", REFERENCE + tests)
+    inner.run(jobs=None)
+    sidecar = next((inner.cache / "pytest-quack" / "v1" / "artifacts").rglob("*.json"))
+    payload = b"\x7fELF" + bytes(200)
+    sidecar.with_suffix(".o").write_bytes(payload)
+    card = json.loads(sidecar.read_text())
+    card.update(size_bytes=len(payload), sha256=hashlib.sha256(payload).hexdigest())
+    sidecar.write_text(json.dumps(card))
+    result = inner.run()
+    assert result.counts == {"passed": 1}, result.show()
+    assert "it passed its checks, but it cannot be loaded" in result.stdout
+    assert inner.run().summary("submitted") == 0
+
+
+def test_sixteen_processes_that_ask_for_one_cold_key_compile_it_once(inner: InnerProject) -> None:
+    inner.write("kernels.py", KERNELS)
+    inner.clear_log()
+    script = "import kernels; print(type(kernels.compile_horner(3)).__name__)"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script], cwd=inner.root, env=inner.run_environ(), stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(16)
+    ]
+    names = [process.communicate(timeout=300)[0].strip() for process in processes]
+    assert names == ["Function"] * 16
+    assert inner.log_path.read_text().count("compile 3") == 1
+
+
+def test_suite_of_the_kernels_uses_the_pool_only_once(inner: InnerProject) -> None:
+    cold = inner.run("--pyargs", "quack_kernels", "-k", "17 and not bad", "-q")
+    warm = inner.run("--pyargs", "quack_kernels", "-k", "17 and not bad", "-q")
+    assert cold.status == warm.status == 0, cold.show()
+    assert cold.summary("submitted") > 0
+    assert warm.summary("submitted") == 0
+    assert "compiled in the test process" not in cold.stdout
