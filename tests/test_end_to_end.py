@@ -83,14 +83,15 @@ def sidecars(inner: InnerProject) -> list[dict[str, object]]:
 
 def run_twice(inner: InnerProject, tests: str, *args: str) -> tuple[InnerResult, InnerResult]:
     inner.write("kernels.py", KERNELS)
-    inner.write("test_it.py", REFERENCE + tests)
+    inner.write("test_it.py", tests)
     return inner.run(*args), inner.run(*args)
 
 
 def test_cold_run_compiles_in_the_pool_and_warm_run_loads(inner: InnerProject) -> None:
     cold, warm = run_twice(
         inner,
-        """
+        REFERENCE
+        + """
 @pytest.mark.parametrize("rows", [5, 40])
 @pytest.mark.parametrize("degree", range(2, 8))
 def test_horner(degree, rows):
@@ -135,7 +136,7 @@ def test_it():
 
 
 def test_device_code_is_compiled_for_the_architecture_that_is_named(inner: InnerProject) -> None:
-    tests = "def test_it():\n    assert callable(compile_scale(2.0))\n"
+    tests = "import kernels\ndef test_it():\n    assert callable(kernels.compile_scale(2.0))\n"
     cold, warm = run_twice(inner, tests, "--compile-arch=sm_90a")
     assert cold.counts == warm.counts == {"passed": 1}, cold.show()
     assert "for sm_90a" in cold.stdout
@@ -152,7 +153,7 @@ def test_device_code_without_gpu_and_architecture_is_an_error(inner: InnerProjec
     if torch.cuda.is_available():
         pytest.skip("there is a GPU to ask")
     inner.write("kernels.py", KERNELS)
-    inner.write("test_it.py", REFERENCE + "def test_it():\n    compile_scale(2.0)\n")
+    inner.write("test_it.py", "import kernels\ndef test_it():\n    kernels.compile_scale(2.0)\n")
     for jobs in ("2", None):
         result = inner.run(jobs=jobs)
         assert result.counts == {"failed": 1}, result.show()
@@ -162,7 +163,8 @@ def test_device_code_without_gpu_and_architecture_is_an_error(inner: InnerProjec
 def test_kernels_without_tvm_ffi(inner: InnerProject) -> None:
     cold, warm = run_twice(
         inner,
-        """
+        REFERENCE
+        + """
 from cutlass.cute.runtime import from_dlpack
 
 def test_it():
@@ -178,9 +180,9 @@ def test_it():
 
 
 def test_object_that_passes_its_checks_but_cannot_be_loaded_is_compiled_again(inner: InnerProject) -> None:
-    tests = "def test_it():\n    x = torch.ones(4); compile_horner(3)(x, torch.empty(4))\n"
+    tests = "import kernels\ndef test_it():\n    assert callable(kernels.compile_horner(3))\n"
     inner.write("kernels.py", KERNELS)
-    inner.write("test_it.py", REFERENCE + tests)
+    inner.write("test_it.py", tests)
     inner.run(jobs=None)
     sidecar = next((inner.cache / "pytest-quack" / "v1" / "artifacts").rglob("*.json"))
     payload = b"\x7fELF" + bytes(200)

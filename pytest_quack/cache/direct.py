@@ -25,12 +25,11 @@ from pytest_quack.cache.sources import SourceSet, is_project_file, module_file, 
 from pytest_quack.errors import UnkeyableError
 
 SCHEMA: Final = b"1"
-# Variables that a compile process has otherwise on purpose (it sees no GPU, and its architecture is pinned and part of
-# the key), and those that change all the time without saying anything about a kernel.
+# Variables that a compile process has otherwise on purpose (it sees no GPU), and those that change all the time without
+# saying anything about a kernel.
 NOT_KEYED: Final = frozenset(
     {
         "CUDA_VISIBLE_DEVICES",
-        "CUTE_DSL_ARCH",
         "NVIDIA_VISIBLE_DEVICES",
         "PYTEST_CURRENT_TEST",
         "PYTEST_VERSION",
@@ -103,7 +102,7 @@ class Fingerprint:
         edited = sources.edited_after_import(function.__module__, self._imported_ns)
         if edited is not None:
             raise UnkeyableError(f"{edited} was edited after it was imported, so that it does not say what runs now")
-        environment = self._environment(sources)
+        environment = self._environment(sources, backend)
         target = backend.target()
         parts = {
             "schema": SCHEMA,
@@ -136,8 +135,9 @@ class Fingerprint:
                 raise UnkeyableError(f"of its argument {name}: {error}") from error
         return canonical.encode(arguments), Reach(list(_parts(bound.arguments)), self._ignore)
 
-    def _environment(self, sources: SourceSet) -> list[tuple[str, str | None]]:
-        names = (sources.environ() - NOT_KEYED) | set(self._environ)
+    def _environment(self, sources: SourceSet, backend: Backend) -> list[tuple[str, str | None]]:
+        # What is pinned in compile processes is part of the target.
+        names = (sources.environ() - NOT_KEYED - set(backend.worker_environ())) | set(self._environ)
         return [(name, os.environ.get(name)) for name in sorted(names)]
 
 

@@ -92,6 +92,7 @@ class CompilePool:
         self._timeout_s = timeout_s or get_runtime().settings.timeout_s
         self._notices = notices or get_runtime().notices
         self._environ = {**os.environ, **_GPU_BLIND}
+        self._pinned: set[str] = set()  # variables that compile processes have of their own
         self._entries: dict[str, _Entry] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -214,7 +215,7 @@ class CompilePool:
         now, base = os.environ, self._environ
         changed: dict[str, str | None] = {name: value for name, value in now.items() if base.get(name) != value}
         changed.update({name: None for name in base if name not in now})
-        return {name: value for name, value in changed.items() if name not in _NOT_SHIPPED}
+        return {n: value for n, value in changed.items() if n not in _NOT_SHIPPED and n not in self._pinned}
 
     def _wait(self, keys: list[str], is_over: Callable[[], bool], timeout_s: float | None) -> None:
         with self._changed:
@@ -238,7 +239,9 @@ class CompilePool:
     def _ensure_thread(self) -> None:
         if self._thread is None:
             for name in preload.registered_backends():
-                self._environ.update(find_backend(name).worker_environ())
+                pinned = find_backend(name).worker_environ()
+                self._pinned.update(pinned)
+                self._environ.update(pinned)
             self._executor = LocalExecutor(
                 self.jobs, timeout_s=self._timeout_s, environ=self._environ, modules=_modules_to_preload
             )

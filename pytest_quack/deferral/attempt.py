@@ -58,8 +58,7 @@ class Surroundings:
             sys.modules["numpy.random"].set_state(self.numpy)
         if self.torch is not None:
             sys.modules["torch"].set_rng_state(self.torch)
-        if self.torch_cuda is not None:
-            sys.modules["torch"].cuda.set_rng_state_all(self.torch_cuda)
+        self._restore_cuda()
         if dict(os.environ) != self.environ:
             for name in set(os.environ) - set(self.environ):
                 del os.environ[name]
@@ -67,6 +66,16 @@ class Surroundings:
         if self.directory is not None:
             with contextlib.suppress(OSError):
                 os.chdir(self.directory)
+
+    def _restore_cuda(self) -> None:
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        if cuda is None or not cuda.is_initialized():
+            return
+        if self.torch_cuda is not None:
+            cuda.set_rng_state_all(self.torch_cuda)
+        else:  # the attempt was the first to use the device: back to where its generators began
+            for generator in cuda.default_generators:
+                generator.manual_seed(generator.initial_seed())
 
 
 @dataclass(slots=True)

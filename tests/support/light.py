@@ -42,6 +42,11 @@ class LightKernel:
         return self.value + x
 
 
+def _arch() -> str:
+    """What the environment names, else what the device is, which a compile process cannot see."""
+    return os.environ.get("LIGHT_ARCH") or ("" if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else "detected")
+
+
 class LightBackend:
     """Artifacts are JSON."""
 
@@ -54,7 +59,7 @@ class LightBackend:
         return ""
 
     def target(self) -> Target:
-        return Target("", "any", tuple(os.environ.get("LIGHT_FEATURES", "").split()))
+        return Target(_arch(), "any", tuple(os.environ.get("LIGHT_FEATURES", "").split()))
 
     def export(self, compiled: Any) -> Exported:
         if not isinstance(compiled, LightKernel):
@@ -69,7 +74,7 @@ class LightBackend:
         return LightKernel(name, value)
 
     def worker_environ(self) -> Mapping[str, str]:
-        return {}
+        return {"LIGHT_ARCH": _arch()}
 
     def prepare_worker(self) -> None:
         pass
