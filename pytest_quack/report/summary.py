@@ -82,14 +82,5 @@ def lines(counts: RunCounts) -> list[str]:
     return text
 
 
-def is_worth_saying(counts: RunCounts) -> bool:
-    return bool(
-        counts.hits or counts.compiled_here or counts.uncached or counts.notices or (counts.pool or _NONE).submitted
-    )
-
-
-_NONE = PoolStats(0, 0, 0, 0, 0, 0, 0, (), {})
-
-
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
