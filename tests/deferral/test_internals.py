@@ -19,11 +19,11 @@ def test_every_call_of_a_hook_goes_through_the_swapped_function(pytester: pytest
         seen.append(name)
         return before(name, methods, kwargs, firstresult)
 
-    before = internals.swap_hook_exec(config.hook.pytest_report_header, execute)
-    config.hook.pytest_report_header(config=config, start_path=pytester.path)
-    assert seen == ["pytest_report_header"]
-    internals.swap_hook_exec(config.hook.pytest_report_header, before)
-    config.hook.pytest_report_header(config=config, start_path=pytester.path)
+    before = internals.swap_hook_exec(config.hook.pytest_markeval_namespace, execute)
+    config.hook.pytest_markeval_namespace(config=config)
+    assert seen == ["pytest_markeval_namespace"]
+    internals.swap_hook_exec(config.hook.pytest_markeval_namespace, before)
+    config.hook.pytest_markeval_namespace(config=config)
     assert len(seen) == 1
 
 
@@ -60,21 +60,21 @@ def test_kind_of_code_is_read_off_the_stack(
 def test_item_state_covers_what_an_attempt_changes(pytester: pytest.Pytester) -> None:
     item = pytester.getitem(
         "import pytest\nclass TestIt:\n    @pytest.mark.parametrize('x', [[1]])\n    def test_it(self, x): pass\n",
-        "test_it",
+        "test_it[x0]",
     )
     key = pytest.StashKey[int]()
     state = internals.ItemState(item)
     instance = item.instance
     item.callspec.params["x"].append(2)
-    item.add_marker("late")
+    item.add_marker(pytest.mark.usefixtures("request"))
     item.user_properties.append(("a", 1))
     item.add_report_section("call", "stdout", "text")
     item.stash[key] = 1
     item.left_over = True
     state.restore(item)
     assert item.callspec.params["x"] == [1]
-    assert not list(item.iter_markers("late"))
-    assert "late" not in item.keywords
+    assert not list(item.iter_markers("usefixtures"))
+    assert "usefixtures" not in item.keywords
     assert item.user_properties == []
     assert item._report_sections == []
     assert key not in item.stash
