@@ -132,13 +132,16 @@ class CompilePool:
         return self.poll(key)[0]
 
     def wait_any(self, keys: Iterable[str], timeout_s: float | None = None) -> tuple[str, ...]:
-        """Wait until at least one of `keys` is no longer pending; returns those, none after `timeout_s` seconds."""
+        """Wait until at least one of `keys` is no longer pending; returns those, none after `timeout_s` seconds.
+
+        Of no keys there is nothing to wait for: it returns at once.
+        """
         wanted = list(keys)
 
         def settled() -> tuple[str, ...]:
             return tuple(key for key in wanted if self.poll(key)[0] is not KeyState.PENDING)
 
-        self._wait(wanted, lambda: bool(settled()), timeout_s)
+        self._wait(wanted, lambda: not wanted or bool(settled()), timeout_s)
         return settled()
 
     def add_waiter(self, key: str) -> None:

@@ -259,8 +259,9 @@ class _Loop:
             index = self._queue.take(last)
             if index is not None:
                 break
-            pending = {key for i in self._queue.parked for key in self._waiting_for[i]}
-            self._pool.wait_any([key for key in pending if self._pool.poll(key)[0] is KeyState.PENDING])
+            keys = {key for i in self._queue.parked for key in self._waiting_for[i]}
+            # A key may settle just now: then there may be nothing left to wait for, and the next round sees it.
+            self._pool.wait_any([key for key in keys if self._pool.poll(key)[0] is KeyState.PENDING])
         self._tear_down_between(last, self._items[index])
         self._gate.release()
         return index

@@ -258,6 +258,13 @@ def test_pool_scope_reuses_the_active_pool_or_ends_its_own(runtime: Runtime) -> 
     assert outer.submit(outer_job(outer)) is KeyState.FAILED
 
 
+def test_waiting_for_nothing_ends_at_once(pool: CompilePool) -> None:
+    waiting = threading.Thread(target=lambda: pool.wait_any([]), daemon=True)
+    waiting.start()
+    waiting.join(DEADLINE_S)
+    assert not waiting.is_alive()
+
+
 def outer_job(pool: CompilePool):
     """Some job, for a pool that is shut down."""
     from dataclasses import replace
