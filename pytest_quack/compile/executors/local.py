@@ -223,7 +223,7 @@ class LocalExecutor:
 
     def _until_next_deadline(self, timeout_s: float | None) -> float | None:
         deadlines = [w.deadline for w in self._workers.values() if w.job is not None and w.died_at is None]
-        deadlines += [w.died_at + 0.05 for w in self._workers.values() if w.died_at is not None]
+        deadlines += [w.died_at + _STATUS_WAIT_S for w in self._workers.values() if w.died_at is not None]
         if self._ready_deadline is not None:
             deadlines.append(self._ready_deadline)
         if not deadlines:
