@@ -11,7 +11,7 @@ import pytest
 
 from support.inner import InnerProject
 
-pytestmark = pytest.mark.light
+pytestmark = [pytest.mark.light, pytest.mark.slow]
 USAGE_ERROR = 4
 
 TWO_TESTS = """

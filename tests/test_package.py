@@ -14,7 +14,7 @@ import pytest
 import pytest_quack
 from support.inner import ROOT, TESTS
 
-pytestmark = pytest.mark.light
+pytestmark = [pytest.mark.light, pytest.mark.slow]
 
 USAGE_ERROR = 4
 

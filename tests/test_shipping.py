@@ -6,7 +6,7 @@ import pytest
 
 from support.inner import InnerProject
 
-pytestmark = pytest.mark.light
+pytestmark = [pytest.mark.light, pytest.mark.slow]
 
 COMPILE_FUNCTION = """
 from pytest_quack import jit_cache

@@ -22,7 +22,7 @@ from pytest_quack.settings import Settings
 from support.fresh import FreshProject
 from support.light import NAME, LightKernel, log
 
-pytestmark = pytest.mark.light
+pytestmark = [pytest.mark.light, pytest.mark.slow]
 
 compiled: list[Any] = []
 

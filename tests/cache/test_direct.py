@@ -17,7 +17,7 @@ from pytest_quack.runtime import Runtime
 from support.fresh import FreshProject, Ran
 from support.light import NAME, LightKernel, log
 
-pytestmark = pytest.mark.light
+pytestmark = [pytest.mark.light, pytest.mark.slow]
 
 
 @pytest.fixture

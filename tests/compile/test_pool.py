@@ -68,6 +68,13 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def is_alive(process: psutil.Process | None) -> bool:
+    try:
+        return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def compiling(side_log: Path, name: str) -> int:
     """The process that compiles `name`, once it does."""
     until(lambda: f"compile {name}" in side_log.read_text())
@@ -298,7 +305,7 @@ def test_shutdown_leaves_no_process_and_fails_what_is_pending(runtime: Runtime, 
         worker = psutil.Process(compiling(side_log, "a"))
         family = [worker, worker.parent()]
     assert pool.poll(key)[0] is KeyState.FAILED
-    until(lambda: not any(process is not None and process.is_running() for process in family))
+    until(lambda: not any(is_alive(process) for process in family))
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -333,7 +340,7 @@ def test_asking_process_that_is_ended_leaves_no_process_and_no_lock(
         family = [*workers, workers[0].parent()]
         asker.send_signal(how)
         asker.wait(DEADLINE_S)
-        until(lambda: not any(p is not None and p.is_running() and p.status() != "zombie" for p in family))
+        until(lambda: not any(is_alive(process) for process in family))
     locks = list((tmp_path / "cache" / "pytest-quack" / "v1" / "locks").iterdir())
     assert len(locks) == 2
     import filelock

@@ -6,7 +6,7 @@ import pytest
 
 from support.inner import InnerProject, InnerResult
 
-pytestmark = pytest.mark.light
+pytestmark = [pytest.mark.light, pytest.mark.slow]
 
 
 def check_nesting(result: InnerResult) -> None:

@@ -241,8 +241,12 @@ class LocalExecutor:
         appending = os.open(f"/proc/self/fd/{stderr.fileno()}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
             forkserver.send(self._control, {"op": "spawn", "id": worker_id}, (theirs.fileno(), appending))
-        except BrokenPipeError:
+        except ConnectionError:
             pass  # the server is gone: the next poll says so, and the job is lost with it
+        except OSError:
+            ours.close()
+            stderr.close()
+            raise
         finally:
             theirs.close()
             os.close(appending)
