@@ -78,7 +78,7 @@ def _runtime_for(store_root: str, settings: Settings) -> Runtime:
 @contextlib.contextmanager
 def _surroundings_of(job: CompileJob) -> Iterator[None]:
     """The environment and the working directory of the asking process, for the length of one job."""
-    saved = {name: os.environ.get(name) for name in job.environ}
+    saved = dict(os.environ)
     try:
         directory = os.getcwd()
     except OSError:
@@ -90,7 +90,7 @@ def _surroundings_of(job: CompileJob) -> Iterator[None]:
                 os.chdir(job.cwd)
         yield
     finally:
-        _set_environ(saved)
+        _set_environ({**dict.fromkeys(os.environ), **saved})
         with contextlib.suppress(OSError):
             os.chdir(directory)
 

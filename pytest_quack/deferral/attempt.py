@@ -13,8 +13,8 @@ import os
 import random
 import sys
 import traceback
+import warnings
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,31 +25,23 @@ from pytest_quack.deferral.internals import ItemState, give_back_temporary
 
 
 @dataclass(slots=True)
-class Surroundings:
-    """Process-wide state that every attempt of a test begins with: random generators, environment, directory."""
+class Generators:
+    """The state of the process's random generators, with which every attempt of a test begins."""
 
     python: Any
     numpy: Any
     torch: Any
     torch_cuda: Any
-    environ: dict[Any, Any]
-    directory: str | None
 
     @classmethod
-    def capture(cls) -> Surroundings:
+    def capture(cls) -> Generators:
         numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
         has_cuda = torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized()
-        try:
-            directory: str | None = os.getcwd()
-        except OSError:
-            directory = None
         return cls(
             python=random.getstate(),
             numpy=numpy.get_state(legacy=False) if numpy is not None else None,
             torch=torch.get_rng_state() if torch is not None and hasattr(torch, "get_rng_state") else None,
             torch_cuda=torch.cuda.get_rng_state_all() if has_cuda else None,  # type: ignore[union-attr]
-            environ=_environ(),
-            directory=directory,
         )
 
     def restore(self) -> None:
@@ -59,14 +51,6 @@ class Surroundings:
         if self.torch is not None:
             sys.modules["torch"].set_rng_state(self.torch)
         self._restore_cuda()
-        if _environ() != self.environ:
-            former = {os.fsdecode(name): os.fsdecode(value) for name, value in self.environ.items()}
-            for name in set(os.environ) - set(former):
-                del os.environ[name]
-            os.environ.update(former)
-        if self.directory is not None:
-            with contextlib.suppress(OSError):
-                os.chdir(self.directory)
 
     def _restore_cuda(self) -> None:
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
@@ -77,6 +61,32 @@ class Surroundings:
         else:  # the attempt was the first to use the device: back to where its generators began
             for generator in cuda.default_generators:
                 generator.manual_seed(generator.initial_seed())
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """The environment and the working directory, to be put back when an attempt does not count."""
+
+    environ: dict[Any, Any]
+    directory: str | None
+
+    @classmethod
+    def capture(cls) -> Surroundings:
+        try:
+            directory: str | None = os.getcwd()
+        except OSError:
+            directory = None
+        return cls(_environ(), directory)
+
+    def restore(self) -> None:
+        if _environ() != self.environ:
+            former = {os.fsdecode(name): os.fsdecode(value) for name, value in self.environ.items()}
+            for name in set(os.environ) - set(former):
+                del os.environ[name]
+            os.environ.update(former)
+        if self.directory is not None:
+            with contextlib.suppress(OSError):
+                os.chdir(self.directory)
 
 
 def _environ() -> dict[Any, Any]:
@@ -92,27 +102,34 @@ class Attempt:
     Attributes:
         keys: what it was refused because it is still being compiled; not empty means that it does not count.
         is_settled: whether it was decided, at the beginning of the tear-down, if it counts.
-        held: hook calls that wait for that decision.
+        is_first: whether it is the item's first.
     """
 
     item: pytest.Item
     state: ItemState
+    generators: Generators
     surroundings: Surroundings
+    is_first: bool
     keys: set[str] = field(default_factory=set)
     is_settled: bool = False
-    held: list[Callable[[], Any]] = field(default_factory=list)
     teardown_error: str | None = None
     _exceptions: list[weakref.ref[BaseException]] = field(default_factory=list)
     _temporary: Path | None = None
 
     @classmethod
-    def begin(cls, item: pytest.Item, surroundings: Surroundings | None) -> Attempt:
-        """Start an attempt; `surroundings` are those that the item's first attempt began with, None for the first."""
-        if surroundings is None:
-            surroundings = Surroundings.capture()
-        else:
-            surroundings.restore()
-        return cls(item, ItemState(item), surroundings)
+    def begin(cls, item: pytest.Item, generators: Generators | None) -> Attempt:
+        """Start an attempt; `generators` are those that the item's first attempt began with, None for the first."""
+        if generators is not None:
+            generators.restore()
+        return cls(
+            item, ItemState(item), generators or Generators.capture(), Surroundings.capture(), generators is None
+        )
+
+    def note_wider_fixture(self) -> None:
+        """A fixture that stays up has been set up: what it did to the process is not the attempt's to undo."""
+        self.surroundings = Surroundings.capture()
+        if self.is_first:
+            self.generators = Generators.capture()
 
     @property
     def is_deferred(self) -> bool:
@@ -130,13 +147,29 @@ class Attempt:
 
     def undo(self) -> None:
         """Leave no trace of an attempt that does not count."""
-        self.held.clear()
         for reference in self._exceptions:
             signal = reference()
-            if signal is not None:  # its frames hold the test's locals, and those hold device memory
-                traceback.clear_frames(signal.__traceback__)
-                signal.__traceback__ = None
+            if signal is not None:
+                clear_quietly(signal)
         self.state.restore(self.item)
+        self.generators.restore()
         self.surroundings.restore()
         if self._temporary is not None:  # the next attempt gets the same name
             give_back_temporary(self.item, self._temporary)
+
+
+def clear_quietly(signal: BaseException) -> None:
+    """Let go of the locals of an attempt that was abandoned: they may hold device memory.
+
+    Objects that the test would have closed are closed by this, with warnings (an open file, a coroutine that was never
+    awaited) that are not its fault and would be blamed on the next test.
+    """
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda _: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traceback.clear_frames(signal.__traceback__)
+            signal.__traceback__ = None
+    finally:
+        sys.unraisablehook = hook

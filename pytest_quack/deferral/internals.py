@@ -21,6 +21,7 @@ HookExec = Callable[[str, Sequence[Any], dict[str, Any], bool], Any]
 # Where pytest runs tear-down code and fixture set-up: frames of this code on the stack tell what kind of code runs.
 _TEARDOWN_CODE: Final = frozenset({_runner.SetupState.teardown_exact.__code__, _fixtures.FixtureDef.finish.__code__})
 _FIXTURE_SETUP_CODE: Final = _fixtures.pytest_fixture_setup.__code__
+_COLLECTOR_SETUP_CODE: Final = _runner.SetupState.setup.__code__
 
 
 def swap_hook_exec(caller: Any, execute: HookExec) -> HookExec:
@@ -49,6 +50,8 @@ def tear_down_to(session: pytest.Session, nextitem: pytest.Item | None) -> None:
 def why_not_abandon(frame: types.FrameType | None) -> str | None:
     """Why code that runs in `frame` must not be interrupted for good; None where it may be."""
     for code, local_frame in _frames(frame):
+        if code is _COLLECTOR_SETUP_CODE and local_frame.f_locals.get("col") is not local_frame.f_locals.get("item"):
+            return "it runs in the set-up of a collector"
         if code in _TEARDOWN_CODE:
             return "it runs in a tear-down"
         if code is _FIXTURE_SETUP_CODE:
@@ -91,6 +94,22 @@ def crash_line(report: pytest.TestReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     text = crash.message if crash is not None else report.longreprtext.strip()
     return (text.splitlines() or ["no reason given"])[0]
+
+
+def mark_fixture_as_set_up(fixturedef: Any, request: Any, error: BaseException) -> None:
+    """Have the finalizers of a fixture run whose set-up was abandoned.
+
+    pytest does so for errors that it knows as outcomes; from 9.2 on a fixture without a result is not finished at all.
+    """
+    if fixturedef.cached_result is None:
+        fixturedef.cached_result = (None, fixturedef.cache_key(request), (error, None))
+
+
+def note_phase(item: pytest.Item, when: str) -> None:
+    """Note that a phase is over, where the tear-down of tmp_path looks for it."""
+    key = getattr(sys.modules.get("_pytest.tmpdir"), "tmppath_result_key", None)
+    if key is not None:
+        item.stash.setdefault(key, {})[when] = True
 
 
 def forget_unittest_errors(item: pytest.Item) -> None:

@@ -26,7 +26,7 @@ import pytest
 from pytest_quack.compile.job import KeyState
 from pytest_quack.compile.pool import CompilePool
 from pytest_quack.deferral import internals
-from pytest_quack.deferral.attempt import Attempt, Surroundings
+from pytest_quack.deferral.attempt import Attempt, Generators, clear_quietly
 from pytest_quack.deferral.queue import ItemQueue, Place
 from pytest_quack.errors import CompilePending
 from pytest_quack.runtime import Notices
@@ -41,10 +41,20 @@ _DROPPED_HOOKS: Final = ("pytest_exception_interact", "pytest_warning_recorded")
 
 
 class Bookmark(pytest.Item):
-    """Stands for "the next item", where only its surroundings are known; never runs."""
+    """Stands for "the next item", where only its surroundings are known; never runs.
+
+    Hooks that look at the next item (its module, its class) find what the item beside it has.
+    """
+
+    beside: pytest.Item | None = None
 
     def runtest(self) -> None:
         raise AssertionError("a bookmark is not a test")
+
+    def __getattr__(self, name: str) -> Any:
+        if self.beside is None or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.beside, name)
 
 
 class Deferral:
@@ -90,6 +100,8 @@ class Deferral:
             return "it runs in a tear-down"
         if threading.get_ident() != self._main_thread:
             return "it runs in another thread than the test"
+        if getattr(getattr(attempt.item, "obj", None), "is_hypothesis_test", False):
+            return "its test is a property, which hypothesis runs many times"
         if attempt.item.get_closest_marker(MARKER) is not None:
             return f"its test is marked {MARKER}"
         if self.deferrals.get(attempt.item.nodeid, 0) >= MAX_DEFERRALS:
@@ -114,7 +126,7 @@ class _Loop:
         self._notices = notices
         self._items = session.items
         self._queue = ItemQueue([place_of(item) for item in self._items])
-        self._surroundings: dict[int, Surroundings] = {}
+        self._generators: dict[int, Generators] = {}
         self._waiting_for: dict[int, frozenset[str]] = {}
         self.owed_errors: dict[int, pytest.TestReport] = {}
         self._settled_seen = -1
@@ -140,19 +152,23 @@ class _Loop:
                     if self._queue.is_done:
                         return True
                     self._next = self._wait_for_next()
+                    self._stop_if_told()
                 self._run_one(self._next)
-                if self._session.shouldfail:
-                    raise self._session.Failed(self._session.shouldfail)
-                if self._session.shouldstop:
-                    raise self._session.Interrupted(self._session.shouldstop)
+                self._stop_if_told()
         finally:
             self._gate.remove()
             self._deferral._attempt = None
 
+    def _stop_if_told(self) -> None:
+        if self._session.shouldfail:
+            raise self._session.Failed(self._session.shouldfail)
+        if self._session.shouldstop:
+            raise self._session.Interrupted(self._session.shouldstop)
+
     def _run_one(self, index: int) -> None:
         item = self._items[index]
         self._current = index
-        attempt = Attempt.begin(item, self._surroundings.get(index))
+        attempt = Attempt.begin(item, self._generators.get(index))
         self._deferral._attempt = attempt
         self._gate.open_for(attempt)
         try:
@@ -220,7 +236,7 @@ class _Loop:
     def _put_off(self, index: int, attempt: Attempt) -> None:
         nodeid = attempt.item.nodeid
         self._deferral.deferrals[nodeid] = self._deferral.deferrals.get(nodeid, 0) + 1
-        self._surroundings[index] = attempt.surroundings
+        self._generators[index] = attempt.generators
         if attempt.teardown_error is not None:
             self._notices.add(
                 f"{nodeid} was put off, and tearing down that attempt failed: {attempt.teardown_error}; "
@@ -295,13 +311,12 @@ class _Gate:
         self._former: dict[str, internals.HookExec] = {}
 
     def install(self) -> None:
-        for name in (*_HELD_HOOKS, *_DROPPED_HOOKS, "pytest_runtest_teardown", "pytest_runtest_makereport"):
-            caller = getattr(self._hook, name)
-            handler = {
-                "pytest_runtest_teardown": self._on_teardown,
-                "pytest_runtest_makereport": self._on_makereport,
-            }.get(name, self._on_publish)
-            self._former[name] = internals.swap_hook_exec(caller, handler)
+        handlers = dict.fromkeys((*_HELD_HOOKS, *_DROPPED_HOOKS), self._on_publish)
+        handlers["pytest_runtest_teardown"] = self._on_teardown
+        handlers["pytest_runtest_makereport"] = self._on_makereport
+        handlers["pytest_fixture_setup"] = self._on_fixture_setup
+        for name, handler in handlers.items():
+            self._former[name] = internals.swap_hook_exec(getattr(self._hook, name), handler)
 
     def remove(self) -> None:
         self.release()
@@ -387,10 +402,25 @@ class _Gate:
                 self.drop()
         return self._former[name](name, methods, kwargs, firstresult)
 
+    def _on_fixture_setup(self, name: str, methods: Sequence[Any], kwargs: dict[str, Any], firstresult: bool) -> Any:
+        attempt = self._attempt
+        try:
+            result = self._former[name](name, methods, kwargs, firstresult)
+        except BaseException as error:
+            if attempt is not None and attempt.is_deferred:
+                internals.mark_fixture_as_set_up(kwargs["fixturedef"], kwargs["request"], error)
+            raise
+        if attempt is not None and kwargs["fixturedef"].scope != "function" and not attempt.is_settled:
+            attempt.note_wider_fixture()
+        return result
+
     def _on_makereport(self, name: str, methods: Sequence[Any], kwargs: dict[str, Any], firstresult: bool) -> Any:
         attempt, call = self._attempt, kwargs["call"]
         if attempt is not None and attempt.is_deferred and not attempt.is_settled:
             internals.forget_unittest_errors(kwargs["item"])
+            internals.note_phase(kwargs["item"], call.when)
+            if call.excinfo is not None:
+                clear_quietly(call.excinfo.value)
             return _discarded_report(kwargs["item"], call)
         return self._former[name](name, methods, kwargs, firstresult)
 
@@ -409,7 +439,9 @@ def place_of(item: pytest.Item) -> Place:
 
 def _bookmark_beside(item: pytest.Item) -> pytest.Item:
     assert item.parent is not None
-    return Bookmark.from_parent(item.parent, name="(next)")
+    bookmark = Bookmark.from_parent(item.parent, name="(next)")
+    bookmark.beside = item
+    return bookmark
 
 
 def _discarded_report(item: pytest.Item, call: pytest.CallInfo[Any]) -> pytest.TestReport:

@@ -316,9 +316,11 @@ def test_asking_process_that_is_ended_leaves_no_process_and_no_lock(
     script.write_text(
         textwrap.dedent(
             """
-            import time
+            import signal, time
             from pytest_quack import CompilePending, pool_scope
             from support import light
+
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have us ignore it
 
             with pool_scope(2) as pool:
                 for name in ("a", "b", "c"):

@@ -1,0 +1,208 @@
+"""What suites do besides: each outcome as in plain pytest (each of these once was not)."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.inner import InnerProject, InnerResult
+
+pytestmark = [pytest.mark.light, pytest.mark.slow]
+
+PREAMBLE = "import asyncio, os, random\nimport pytest\nfrom support.light import build, log\n"
+
+
+def cold_and_plain(inner: InnerProject, body: str, *args: str) -> tuple[InnerResult, InnerResult]:
+    inner.write("test_it.py", PREAMBLE + body)
+    cold, plain = inner.run(*args), inner.run(*args, jobs=None)
+    assert (cold.counts, cold.status) == (plain.counts, plain.status), cold.show() + plain.show()
+    assert "deferred: " in cold.stdout or "waited in place" in cold.stdout, cold.show()
+    return cold, plain
+
+
+def test_kernels_in_function_fixtures_and_setup_methods(inner: InnerProject) -> None:
+    cold, _ = cold_and_plain(
+        inner,
+        """
+class TestIt:
+    def setup_method(self):
+        build("setup", seconds=0.3)()
+    def test_1(self):
+        pass
+
+@pytest.fixture
+def one():
+    pass
+
+@pytest.fixture
+def two(one, request):
+    log("+two")
+    request.addfinalizer(lambda: log("-two"))
+    build("two", seconds=0.3)()
+
+def test_2(two):
+    pass
+""",
+    )
+    assert cold.events["+two"] == cold.events["-two"] == 2
+
+
+def test_environment_and_seed_of_wider_fixtures_stay(inner: InnerProject) -> None:
+    cold, plain = cold_and_plain(
+        inner,
+        """
+@pytest.fixture(scope="session", autouse=True)
+def mode():
+    os.environ["MY_MODE"] = "fast"
+    random.seed(1234)
+    yield
+    del os.environ["MY_MODE"]
+
+@pytest.fixture(scope="session")
+def late():
+    os.environ["LATE"] = "1"
+    yield
+    del os.environ["LATE"]
+
+def test_a():
+    log(f"drew {random.random()}")
+    build("a", seconds=0.3)()
+
+def test_b(late):
+    assert os.environ["MY_MODE"] == "fast"
+
+def test_c(late):
+    assert os.environ["LATE"] == "1"
+    build("c", seconds=0.3)()
+""",
+    )
+    drawn = {event for event in cold.events if event.startswith("drew")}
+    assert drawn == {event for event in plain.events if event.startswith("drew")}
+
+
+def test_hooks_that_look_at_the_next_item(inner: InnerProject) -> None:
+    inner.write(
+        "conftest.py",
+        """
+def pytest_runtest_teardown(item, nextitem):
+    assert nextitem is None or nextitem.module is item.module
+    assert nextitem is None or nextitem.cls is None
+""",
+    )
+    cold_and_plain(
+        inner,
+        "def test_a():\n    build('a', seconds=0.5)()\ndef test_b():\n    build('b')()\ndef test_c():\n    pass\n",
+    )
+
+
+def test_what_an_abandoned_attempt_leaves_open_is_not_blamed_on_the_next_test(inner: InnerProject) -> None:
+    cold_and_plain(
+        inner,
+        """
+def test_a(tmp_path):
+    file = open(tmp_path / "x", "w")
+    build("a", seconds=0.3)()
+    file.close()
+
+def test_b():
+    pass
+
+async def helper():
+    pass
+
+def test_c():
+    coroutine = helper()
+    build("c", seconds=0.3)()
+    asyncio.run(coroutine)
+
+def test_d():
+    pass
+""",
+        "-W",
+        "error",
+    )
+
+
+def test_properties_of_hypothesis(inner: InnerProject) -> None:
+    pytest.importorskip("hypothesis", reason="needs hypothesis")
+    cold_and_plain(
+        inner,
+        """
+from hypothesis import given, settings, strategies as st
+
+class TestIt:
+    @given(n=st.integers(0, 3))
+    @settings(deadline=None, max_examples=10)
+    def test_method(self, n):
+        assert build("m", value=float(n))() == n
+""",
+    )
+
+
+def test_kernels_in_the_set_up_of_a_collector(inner: InnerProject) -> None:
+    inner.write("cases.txt", "")
+    inner.write(
+        "conftest.py",
+        """
+import pytest
+from support.light import build
+
+class Case(pytest.Item):
+    def runtest(self):
+        assert self.parent.kernel() == 1.0
+
+class Cases(pytest.File):
+    def setup(self):
+        self.kernel = build("file", seconds=0.3)
+    def collect(self):
+        return [Case.from_parent(self, name=name) for name in "ab"]
+
+def pytest_collect_file(file_path, parent):
+    if file_path.name == "cases.txt":
+        return Cases.from_parent(parent, path=file_path)
+""",
+    )
+    cold_and_plain(inner, "def test_it():\n    build('other')()\n")
+
+
+def test_tmp_path_of_a_set_up_that_is_put_off(inner: InnerProject) -> None:
+    cold, _ = cold_and_plain(
+        inner,
+        """
+@pytest.fixture
+def made(tmp_path):
+    build("made", seconds=0.3)()
+
+def test_it(made, tmp_path):
+    pass
+""",
+    )
+    assert "tearing down that attempt failed" not in cold.stdout, cold.show()
+
+
+def test_a_compile_function_that_changes_the_environment_spoils_nothing(inner: InnerProject) -> None:
+    inner.write(
+        "kernels.py",
+        """
+import os
+from pytest_quack import jit_cache
+from support.light import LightKernel, NAME
+
+@jit_cache(backend=NAME)
+def compile_it(n):
+    before = os.environ.get("MY_TILE")
+    os.environ["MY_TILE"] = str(n)
+    return LightKernel(f"tile {before}", 1.0)
+""",
+    )
+    inner.write(
+        "test_it.py",
+        """
+import pytest, kernels
+@pytest.mark.parametrize("n", range(6))
+def test_it(n):
+    assert kernels.compile_it(n).name == "tile None"
+""",
+    )
+    result = inner.run()
+    assert result.counts == {"passed": 6}, result.show()
+    assert "compiled in the test process" not in result.stdout, result.show()
