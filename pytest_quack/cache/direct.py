@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, Final
 
-from pytest_quack.backends import Backend
+from pytest_quack.backends import Backend, find_backend
 from pytest_quack.cache import key as canonical
 from pytest_quack.cache.reach import Reach
 from pytest_quack.cache.sources import SourceSet, is_project_file, module_file, sources_of
+from pytest_quack.compile import preload
 from pytest_quack.errors import UnkeyableError
 
 SCHEMA: Final = b"1"
@@ -102,7 +103,7 @@ class Fingerprint:
         edited = sources.edited_after_import(function.__module__, self._imported_ns)
         if edited is not None:
             raise UnkeyableError(f"{edited} was edited after it was imported, so that it does not say what runs now")
-        environment = self._environment(sources, backend)
+        environment = self._environment(sources)
         target = backend.target()
         parts = {
             "schema": SCHEMA,
@@ -135,9 +136,10 @@ class Fingerprint:
                 raise UnkeyableError(f"of its argument {name}: {error}") from error
         return canonical.encode(arguments), Reach(list(_parts(bound.arguments)), self._ignore)
 
-    def _environment(self, sources: SourceSet, backend: Backend) -> list[tuple[str, str | None]]:
-        # What is pinned in compile processes is part of the target.
-        names = (sources.environ() - NOT_KEYED - set(backend.worker_environ())) | set(self._environ)
+    def _environment(self, sources: SourceSet) -> list[tuple[str, str | None]]:
+        # What a backend pins in compile processes is part of its target, and set there for every function.
+        pinned = {name for backend in preload.registered_backends() for name in find_backend(backend).worker_environ()}
+        names = (sources.environ() - NOT_KEYED - pinned) | set(self._environ)
         return [(name, os.environ.get(name)) for name in sorted(names)]
 
 
