@@ -331,7 +331,7 @@ class JitFunction:
         before = set(sys.modules)
         try:
             artifact = self._compile(call)
-        except Exception:
+        except Exception:  # whatever the compile function raises is remembered, and raised on
             store.note_failure(call.direct.key)
             raise
         try:

@@ -297,7 +297,7 @@ class Store:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(name, path)
-        except BaseException:
+        except BaseException:  # an interrupt too must leave no temporary file; raised on
             with contextlib.suppress(OSError):
                 os.unlink(name)
             raise

@@ -173,7 +173,7 @@ class _Loop:
         self._gate.open_for(attempt)
         try:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=self._likely_next(index))
-        except BaseException:
+        except BaseException:  # an exit or interrupt: what is held goes out or is dropped; raised on
             if attempt.is_deferred:
                 self._gate.drop()
             else:

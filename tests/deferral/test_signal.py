@@ -45,12 +45,12 @@ def test_return_in_finally():
     finally:
         return
 
-@pytest.mark.xfail(strict=True)
+@pytest.mark.xfail(strict=True, reason="fails once its kernel ran")
 def test_strict_xfail():
     build("d")()
     assert False
 
-@pytest.mark.xfail(strict=True)
+@pytest.mark.xfail(strict=True, reason="passes once its kernel ran")
 def test_strict_xfail_that_passes():
     build("e")()
 
