@@ -72,8 +72,14 @@ class Backend:
     def prepare_worker(self):
         pass
 
+    def pin_worker(self, pinned):
+        pass
+
     def worker_preload(self):
         return ()
+
+    def heralds(self):
+        return frozenset()
 
 
 BACKEND = Backend()

@@ -28,6 +28,7 @@ HOOKS: Final = frozenset(
         "pytest_load_initial_conftests",
         "pytest_report_header",
         "pytest_runtestloop",
+        "pytest_sessionstart",
         "pytest_terminal_summary",
         "pytest_unconfigure",
     }
@@ -138,6 +139,13 @@ def _given(config: pytest.Config) -> tuple[dict[str, str], dict[str, str]]:
 
 def _paths(config: pytest.Config, lines: list[str]) -> list[str]:
     return [str(config.rootpath / line) for line in lines]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    run = _find_run(session.config)
+    if run is not None:
+        run.begin()
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

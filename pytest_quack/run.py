@@ -8,8 +8,9 @@ from typing import Final
 import pytest
 
 from pytest_quack.cache.directory import open_directory
-from pytest_quack.compile import active
+from pytest_quack.compile import active, preload
 from pytest_quack.compile.pool import CompilePool
+from pytest_quack.compile.preload import ImportWatch
 from pytest_quack.deferral.local import Deferral
 from pytest_quack.report import summary
 from pytest_quack.runtime import Runtime, replace_runtime
@@ -37,6 +38,14 @@ class QuackRun:
     pool: CompilePool | None = None
     pool_before: CompilePool | None = None
     deferral: Deferral | None = None
+    import_watch: ImportWatch | None = None
+
+    def begin(self) -> None:
+        """Watch for the import of the compiler, where kernels are going to be missing: nothing is stored yet."""
+        store = self.runtime.store
+        if self.pool is not None and (store is None or store.is_empty()):
+            self.import_watch = ImportWatch(preload.heralds(), self.pool.prewarm)
+            self.import_watch.install()
 
     def header(self) -> str | None:
         if self.pool is None or self.deferral is None:
@@ -53,7 +62,10 @@ class QuackRun:
         return not session.config.option.collectonly
 
     def drive(self, session: pytest.Session) -> bool:
-        assert self.deferral is not None
+        assert self.deferral is not None and self.pool is not None
+        self.pool.adopt_environ()
+        if self.pool.is_started:
+            self.pool.prewarm()
         return self.deferral.drive(session)
 
     def summary(self) -> list[str]:
@@ -101,6 +113,8 @@ def end_run(config: pytest.Config) -> None:
     if run is None:
         return
     del config.stash[_RUN_KEY]
+    if run.import_watch is not None:
+        run.import_watch.remove()
     if run.pool is not None:
         active.deactivate(run.pool_before)
         run.pool.shutdown()

@@ -219,3 +219,75 @@ def test_suite_of_the_kernels_uses_the_pool_only_once(inner: InnerProject) -> No
     assert cold.summary("submitted") > 0
     assert warm.summary("submitted") == 0
     assert "compiled in the test process" not in cold.stdout
+
+
+EARLY_CONFTEST = """
+import os
+import cutlass.cute
+
+os.environ["SHIFT"] = "2"
+"""
+
+EARLY_KERNELS = """
+import os
+from support.light import log
+
+log("import kernels")
+SHIFT = os.environ.get("SHIFT", "0")
+"""
+
+
+def test_server_that_started_early_follows_what_a_conftest_sets_later(inner: InnerProject) -> None:
+    kernels = KERNELS.replace("SHIFT = 0.0", "from settings import SHIFT as TEXT\nSHIFT = float(TEXT)")
+    inner.write("kernels.py", kernels)
+    inner.write("settings.py", EARLY_KERNELS)
+    inner.write("below/conftest.py", EARLY_CONFTEST)
+    inner.write(
+        "below/test_early.py",
+        """
+        import torch
+        from kernels import compile_horner
+
+        def test_shift():
+            x, y = torch.zeros(8), torch.empty(8)
+            compile_horner(3)(x, y)
+            assert torch.allclose(y, torch.full((8,), 1.0 / 3.0 + 2.0))
+        """,
+    )
+    cold = inner.run()
+    assert cold.counts == {"passed": 1}, cold.show()
+    assert (cold.summary("submitted"), cold.summary("done")) == (1, 1), cold.show()
+    assert "compiled in the test process" not in cold.stdout, cold.show()
+    importers = {line.split()[0] for line in cold.log if line.endswith("import kernels")}
+    assert len(importers) == 2, f"once here, once in the server that counts: {cold.log}"
+    warm = inner.run()
+    assert warm.counts == {"passed": 1}, warm.show()
+    assert warm.summary("submitted") == 0
+
+
+def test_server_starts_when_the_compiler_is_imported_into_an_empty_store(inner: InnerProject) -> None:
+    inner.write("test_one.py", "def test_one():\n    pass\n")
+    inner.write(
+        "conftest.py",
+        """
+        import threading
+        from support.light import log
+
+        def pool_threads():
+            return sum(thread.name == "quack-compile-pool" for thread in threading.enumerate())
+
+        log(f"before: {pool_threads()}")
+        import cutlass.cute
+        log(f"after: {pool_threads()}")
+
+        def pytest_sessionfinish():
+            from pytest_quack import get_active_pool
+            log(f"submitted: {get_active_pool().stats().submitted}")
+        """,
+    )
+    # The conftest of the root is loaded before a session starts, so the import comes with a folder below.
+    inner.write("below/test_two.py", "def test_two():\n    pass\n")
+    (inner.root / "conftest.py").rename(inner.root / "below" / "conftest.py")
+    result = inner.run()
+    assert result.counts == {"passed": 2}, result.show()
+    assert dict(result.events) == {"before: 0": 1, "after: 1": 1, "submitted: 0": 1}, result.show()

@@ -72,8 +72,17 @@ class Backend(Protocol):
         What it imports must not initialise a GPU driver: a driver that was initialised does not survive a fork.
         """
 
+    def pin_worker(self, pinned: Mapping[str, str]) -> None:
+        """Called in that process with the asking process's `worker_environ`, after imports.
+
+        The asking process may know these only when the other one has imported the compiler already.
+        """
+
     def worker_preload(self) -> tuple[str, ...]:
         """Modules that every compile needs, imported once before compile processes are forked."""
+
+    def heralds(self) -> frozenset[str]:
+        """Packages whose import in the asking process says that kernels are about to be needed."""
 
 
 @functools.cache

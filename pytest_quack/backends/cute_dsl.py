@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
@@ -106,8 +107,19 @@ class CuteDslBackend:
             return
         driver.cuInit = lambda flags: (driver.CUresult.CUDA_ERROR_NO_DEVICE,)
 
+    def pin_worker(self, pinned: Mapping[str, str]) -> None:
+        """The DSL reads its variable when it is imported."""
+        arch = pinned.get(_ARCH_VARIABLE)
+        if arch is not None and "cutlass" in sys.modules:
+            _dsl().envar.arch = arch
+        _arch.cache_clear()
+
     def worker_preload(self) -> tuple[str, ...]:
         return ("cutlass.cute", "tvm_ffi")
+
+    def heralds(self) -> frozenset[str]:
+        """torch comes first in most suites, and takes as long to import as the DSL does."""
+        return frozenset({"cutlass", "torch"}) if importlib.util.find_spec("cutlass") else frozenset()
 
 
 BACKEND: Final = CuteDslBackend()

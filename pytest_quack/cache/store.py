@@ -166,6 +166,14 @@ class Store:
         if directory.problem:
             self._note(f"{directory.problem}; kernels are compiled again in each run")
 
+    def is_empty(self) -> bool:
+        """Whether nothing has been stored yet."""
+        try:
+            with os.scandir(self.root / "direct") as entries:
+                return next(entries, None) is None
+        except OSError:
+            return True
+
     def find_pointer(self, direct_key: str) -> Pointer | None:
         path = self._direct(direct_key)
         try:

@@ -2,9 +2,11 @@
 
 It has one thread, so that a fork copies no lock that somebody holds. It talks to the pool over one socket:
 
-    pool -> here    {"op": "start", ...}          once: sys.path, backends, modules to import
+    pool -> here    {"op": "start", "parent_pid": p}    once
+                    {"op": "preload", ...}        sys.path, backends, modules to import, variables to set: at the start,
+                                                  and again when the asking process has imported more
                     {"op": "spawn", "id": n}      with two descriptors: the worker's connection and its stderr
-    here -> pool    {"op": "ready", "failed": {module: reason}}
+    here -> pool    {"op": "ready", "failed": {module: reason}}    for each preload
                     {"op": "spawned", "id": n, "pid": p}
                     {"op": "exited", "id": n, "status": s}    s as `os.waitstatus_to_exitcode` gives it
 
@@ -24,7 +26,6 @@ import select
 import signal
 import socket
 import sys
-import time
 import traceback
 from typing import Any, Final
 
@@ -53,22 +54,29 @@ def main(control_fd: int) -> None:
     if start is None:
         return
     die_with_parent(start["parent_pid"])
-    sys.path[:] = start["sys_path"]
-    began = time.perf_counter()
-    failed = _prepare(start["backends"]) | _preload(start["modules"])
-    gc.collect()
-    gc.freeze()  # what was imported is never collected, so the workers' pages stay shared
-    send(control, {"op": "ready", "failed": failed, "seconds": time.perf_counter() - began})
     _serve(control)
 
 
-def _prepare(backends: list[str]) -> dict[str, str]:
+def _prepare(message: dict[str, Any], prepared: set[str]) -> dict[str, str]:
+    """Import what a preload message names; returns what could not be, with the reason."""
+    sys.path[:] = message["sys_path"]
+    os.environ.update(message["pinned"])
     failed = {}
-    for name in backends:
+    for name in message["backends"]:
         try:
-            find_backend(name).prepare_worker()
+            if name not in prepared:
+                find_backend(name).prepare_worker()
+                prepared.add(name)
         except Exception as error:  # noqa: BLE001 - a backend of somebody else may raise anything; it is reported
             failed[name] = f"{type(error).__name__}: {error}"
+    failed |= _preload(message["modules"])
+    for name in sorted(prepared):
+        try:
+            find_backend(name).pin_worker(message["pinned"])
+        except Exception as error:  # noqa: BLE001 - as above
+            failed[name] = f"{type(error).__name__}: {error}"
+    gc.collect()
+    gc.freeze()  # what was imported is never collected, so the workers' pages stay shared
     return failed
 
 
@@ -89,6 +97,7 @@ def _serve(control: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
     children: dict[int, int] = {}
+    prepared: set[str] = set()
     while True:
         readable, _, _ = select.select([control, wake_read], [], [])
         if wake_read in readable:
@@ -100,7 +109,9 @@ def _serve(control: socket.socket) -> None:
         message, descriptors = receive(control)
         if message is None:
             return
-        if message["op"] == "spawn":
+        if message["op"] == "preload":
+            send(control, {"op": "ready", "failed": _prepare(message, prepared)})
+        elif message["op"] == "spawn":
             pid = _spawn(message["id"], descriptors, (control, wake_read, wake_write))
             children[pid] = message["id"]
             send(control, {"op": "spawned", "id": message["id"], "pid": pid})

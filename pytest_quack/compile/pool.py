@@ -28,6 +28,7 @@ from pytest_quack.compile.executors.local import (
     Event,
     Finished,
     LocalExecutor,
+    Needs,
     PreloadFailed,
     Started,
     TimedOut,
@@ -92,12 +93,13 @@ class CompilePool:
         self._timeout_s = timeout_s or get_runtime().settings.timeout_s
         self._notices = notices or get_runtime().notices
         self._environ = {**os.environ, **_GPU_BLIND}
-        self._pinned: set[str] = set()  # variables that compile processes have of their own
+        self._pinned: dict[str, str] = {}  # variables that compile processes have of their own
         self._entries: dict[str, _Entry] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._executor: LocalExecutor | None = None
         self._is_closing = False
+        self._is_server_wanted = False
         self._broken: str | None = None
         self._crashes = 0
         self._settled = 0
@@ -122,6 +124,7 @@ class CompilePool:
             if self._broken is not None or self._is_closing:
                 self._fail(entry, CompileFailure(FailureKind.POOL, self._broken or "the pool has been shut down"))
             else:
+                self._pin()
                 self._ensure_thread()
         self._wake()
         return entry.state
@@ -191,10 +194,28 @@ class CompilePool:
 
     # The life of the pool.
 
+    def adopt_environ(self) -> None:
+        """Take this process's environment, as it is now, for that of the compile processes.
+
+        Called when the modules that hold compile functions have been imported: a compile process imports them anew.
+        What single calls have otherwise travels with each job.
+        """
+        with self._changed:
+            if self.environ_difference():
+                self._environ = {**os.environ, **_GPU_BLIND}
+
+    @property
+    def is_started(self) -> bool:
+        return self._thread is not None
+
     def prewarm(self) -> None:
-        """Start importing in the server now, so that the first miss does not have to wait for it."""
+        """Start importing in the server now, so that the first miss does not have to wait for it.
+
+        May be called again when more has been imported here.
+        """
         with self._changed:
             if self._broken is None and not self._is_closing:
+                self._is_server_wanted = True
                 self._ensure_thread()
         self._wake()
 
@@ -239,15 +260,16 @@ class CompilePool:
         if executor is not None:
             executor.wake()
 
+    def _pin(self) -> None:
+        for name in preload.registered_backends():
+            self._pinned.update(find_backend(name).worker_environ())
+
+    def _needs(self) -> Needs:
+        return Needs(dict(self._environ), dict(self._pinned), *preload.what_to_import())
+
     def _ensure_thread(self) -> None:
         if self._thread is None:
-            for name in preload.registered_backends():
-                pinned = find_backend(name).worker_environ()
-                self._pinned.update(pinned)
-                self._environ.update(pinned)
-            self._executor = LocalExecutor(
-                self.jobs, timeout_s=self._timeout_s, environ=self._environ, modules=_modules_to_preload
-            )
+            self._executor = LocalExecutor(self.jobs, timeout_s=self._timeout_s, needs=self._needs)
             self._thread = threading.Thread(target=self._run, name="quack-compile-pool", daemon=True)
             self._thread.start()
 
@@ -258,8 +280,10 @@ class CompilePool:
         executor = self._executor
         assert executor is not None
         try:
-            self._start_server(executor)
             while not self._is_closing and self._broken is None:
+                if self._is_server_wanted:
+                    self._is_server_wanted = False
+                    self._start_server(executor)
                 self._dispatch(executor)
                 for event in executor.poll(timeout_s=None):
                     self._apply(event)
@@ -346,11 +370,6 @@ class CompilePool:
     def _break(self, reason: str) -> None:
         self._broken = reason
         self._notices.add(f"kernels are compiled in the test process: {reason}")
-
-
-def _modules_to_preload() -> tuple[str, ...]:
-    shared = [name for backend in preload.registered_backends() for name in find_backend(backend).worker_preload()]
-    return (*dict.fromkeys([*shared, *preload.preloadable_modules()]),)
 
 
 def _jobs_from_environ() -> int | None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from types import ModuleType
 from typing import Final
+
+from pytest_quack.backends import DEFAULT, find_backend
 
 # module name -> backend name, in the order in which the modules were imported
 _registered: Final[dict[str, str]] = {}
@@ -24,6 +30,49 @@ def preloadable_modules() -> tuple[str, ...]:
     Test modules and conftest files are left to the jobs that need them: importing them may do anything.
     """
     return tuple(name for name in _registered if _is_preloadable(name))
+
+
+def heralds() -> frozenset[str]:
+    """Packages whose import says that kernels are about to be needed."""
+    return find_backend(DEFAULT).heralds()
+
+
+def what_to_import() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The backends that compile functions use, and the modules that compile processes need, in this order.
+
+    Before any compile function is known, those of the default backend.
+    """
+    backends = registered_backends() or (DEFAULT,)
+    shared = [name for backend in backends for name in find_backend(backend).worker_preload()]
+    present = [name for name in shared if importlib.util.find_spec(name.split(".")[0]) is not None]
+    return backends, (*dict.fromkeys([*present, *preloadable_modules()]),)
+
+
+class ImportWatch(MetaPathFinder):
+    """Calls `on_import` once, when this process begins to import one of `packages`.
+
+    A compiler takes seconds to import. A server started at that moment is ready when the first test asks for a kernel.
+    """
+
+    def __init__(self, packages: frozenset[str], on_import: Callable[[], None]) -> None:
+        self._packages = packages
+        self._on_import = on_import
+
+    def install(self) -> None:
+        if self._packages & sys.modules.keys():
+            self._on_import()
+        else:
+            sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        """Finds nothing: only looks at the name."""
+        if fullname in self._packages:
+            self.remove()
+            self._on_import()
 
 
 def _is_preloadable(name: str) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Final
 
 from pytest_quack.cache.directory import CacheDirectory
 from pytest_quack.compile.job import CompileFailure, CompileJob, CompileResult, FailureKind
@@ -26,11 +27,16 @@ from pytest_quack.compile.process import die_with_parent, ignore_terminal_signal
 from pytest_quack.runtime import Runtime, replace_runtime
 from pytest_quack.settings import Settings
 
+# The tests come first: they ask for what is compiled next, and their own time limits should not feel the compiles.
+_NICENESS: Final = 5
+
 
 def main(worker_id: int, parent_pid: int, connection_fd: int, stderr_fd: int) -> None:
     """Serve jobs until the pool closes the connection."""
     die_with_parent(parent_pid)
     ignore_terminal_signals()
+    with contextlib.suppress(OSError):
+        os.nice(_NICENESS)
     os.dup2(stderr_fd, 1)
     os.dup2(stderr_fd, 2)
     os.close(stderr_fd)

@@ -299,6 +299,59 @@ def test_prewarm_starts_the_server_before_the_first_miss(pool: CompilePool) -> N
     assert pool.stats().submitted == 0
 
 
+def test_prewarm_again_imports_what_has_come_since(
+    pool: CompilePool, side_log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.prewarm()
+    until(lambda: len(psutil.Process().children()) > 0)
+    server = psutil.Process().children()[0]
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("come_late", "come_later"):
+        (tmp_path / f"{name}.py").write_text(
+            textwrap.dedent(
+                """
+                from pytest_quack import jit_cache
+                from support.light import NAME, LightKernel, log
+
+                log(f"import {__name__}")
+
+                @jit_cache(backend=NAME)
+                def build(value):
+                    return LightKernel(__name__, value)
+                """
+            )
+        )
+        module = __import__(name)
+        keys = [key_of(lambda value=value: module.build(value)) for value in (1.0, 2.0, 3.0)]
+        for key in keys:
+            assert pool.wait(key, DEADLINE_S) is KeyState.DONE, pool.poll(key)
+    imports = [line for line in side_log.read_text().splitlines() if " import come_l" in line]
+    ours = f"{os.getpid()} "
+    assert [line.partition(" ")[2] for line in imports if line.startswith(ours)] == [
+        "import come_late",
+        "import come_later",
+    ]
+    assert f"{server.pid} import come_late" in imports, imports
+    assert server.is_running()
+
+
+def test_environment_that_is_adopted_replaces_a_server_that_began_with_another(
+    pool: CompilePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.prewarm()
+    until(lambda: len(psutil.Process().children()) > 0)
+    (early,) = psutil.Process().children()
+    pool.adopt_environ()
+    pool.prewarm()
+    assert pool.wait(key_of(lambda: light.build("a")), DEADLINE_S) is KeyState.DONE
+    assert early.is_running(), "nothing has changed"
+    monkeypatch.setenv("QUACK_TEST_SOMETHING", "1")
+    pool.adopt_environ()
+    pool.prewarm()
+    assert pool.wait(key_of(lambda: light.build("b")), DEADLINE_S) is KeyState.DONE
+    until(lambda: not is_alive(early))
+
+
 def test_shutdown_leaves_no_process_and_fails_what_is_pending(runtime: Runtime, side_log: Path) -> None:
     with pool_scope(2) as pool:
         key = key_of(lambda: light.build("a", seconds=60.0))

@@ -79,8 +79,14 @@ class LightBackend:
     def prepare_worker(self) -> None:
         pass
 
+    def pin_worker(self, pinned: Mapping[str, str]) -> None:
+        pass
+
     def worker_preload(self) -> tuple[str, ...]:
         return ()
+
+    def heralds(self) -> frozenset[str]:
+        return frozenset()
 
 
 BACKEND = LightBackend()

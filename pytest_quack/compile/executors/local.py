@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import IO, Any, Final
 
-from pytest_quack.compile import forkserver, preload
+from pytest_quack.compile import forkserver
 from pytest_quack.compile.job import CompileJob, CompileResult
 
 START_TIMEOUT_S: Final = 180.0
@@ -95,6 +95,22 @@ class PreloadFailed:
 Event = Started | Finished | Crashed | TimedOut | Lost | Broken | PreloadFailed
 
 
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What compile processes need.
+
+    Attributes:
+        environ: their whole environment, apart from `pinned`.
+        pinned: variables that they have of their own; known only when the asking process has imported the compiler.
+        backends, modules: what the server imports before it forks them.
+    """
+
+    environ: Mapping[str, str]
+    pinned: Mapping[str, str]
+    backends: tuple[str, ...]
+    modules: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class _Worker:
     connection: Connection
@@ -115,22 +131,20 @@ class LocalExecutor:
     Args:
         jobs: how many processes at most.
         timeout_s: the longest that one compile may take.
-        environ: the whole environment of the processes.
-        modules: called when the server starts; the modules that it imports.
+        needs: asked when the server starts and before a process is made; what they need.
     """
 
-    def __init__(
-        self, jobs: int, *, timeout_s: float, environ: Mapping[str, str], modules: Callable[[], tuple[str, ...]]
-    ) -> None:
+    def __init__(self, jobs: int, *, timeout_s: float, needs: Callable[[], Needs]) -> None:
         self.jobs: Final = jobs
         self.workers_started = 0
         self._timeout_s = timeout_s
-        self._environ = dict(environ)
-        self._modules = modules
+        self._needs = needs
         self._server: subprocess.Popen[bytes] | None = None
         self._server_stderr: IO[bytes] | None = None
         self._control: socket.socket | None = None
+        self._told = Needs({}, {}, (), ())  # what the server has been told so far
         self._ready_deadline: float | None = None
+        self._preloads_under_way = 0
         self._workers: dict[int, _Worker] = {}
         self._next_id = 0
         self._wake_read, self._wake_write = socket.socketpair()
@@ -148,16 +162,42 @@ class LocalExecutor:
         return self.jobs - sum(1 for worker in self._workers.values() if worker.job is not None)
 
     def start_server(self) -> None:
-        """Start the server process if it does not run; it imports while the caller goes on. Raises OSError."""
-        if self._server is not None:
+        """Have a server that imports what is needed, while the caller goes on. Raises OSError.
+
+        One that runs already is told what has come to be needed since; one that began with another environment, whose
+        imports may have gone otherwise, is replaced unless it is at work.
+        """
+        needs = self._needs()
+        is_busy = any(worker.job is not None for worker in self._workers.values())
+        if self._server is not None and dict(self._told.environ) != dict(needs.environ) and not is_busy:
+            self._drop_server()
+        if self._server is None:
+            self._launch_server(needs)
+        modules = tuple(name for name in needs.modules if name not in self._told.modules)
+        if self._told.backends and not modules and needs.pinned == self._told.pinned:
             return
+        message = {
+            "op": "preload",
+            "sys_path": list(sys.path),
+            "pinned": dict(needs.pinned),
+            "backends": list(needs.backends),
+            "modules": list(modules),
+        }
+        assert self._control is not None
+        with contextlib.suppress(OSError):  # a server that is gone already is found out by the next poll
+            forkserver.send(self._control, message)
+        self._told = Needs(self._told.environ, needs.pinned, needs.backends, (*self._told.modules, *modules))
+        self._preloads_under_way += 1
+        self._ready_deadline = time.monotonic() + START_TIMEOUT_S
+
+    def _launch_server(self, needs: Needs) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._server_stderr = tempfile.TemporaryFile(prefix="quack-forkserver-")  # noqa: SIM115 - closed in _drop
             command = [sys.executable, *_interpreter_flags(), "-c", _BOOTSTRAP, str(theirs.fileno())]
             self._server = subprocess.Popen(
                 [*command, json.dumps(sys.path)],
-                env=self._environ,
+                env={**needs.environ, **needs.pinned},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._server_stderr,
@@ -169,17 +209,9 @@ class LocalExecutor:
         finally:
             theirs.close()
         self._control = ours
-        modules = list(self._modules())
-        message = {
-            "op": "start",
-            "parent_pid": os.getpid(),
-            "sys_path": list(sys.path),
-            "backends": list(preload.registered_backends()),
-            "modules": modules,
-        }
-        with contextlib.suppress(OSError):  # a server that is gone already is found out by the next poll
-            forkserver.send(ours, message)
-        self._ready_deadline = time.monotonic() + START_TIMEOUT_S
+        self._told = Needs(needs.environ, needs.pinned, (), ())
+        with contextlib.suppress(OSError):
+            forkserver.send(ours, {"op": "start", "parent_pid": os.getpid()})
 
     def start(self, job: CompileJob) -> None:
         """Hand a job to a free process, made if need be. Raises OSError where none can be made."""
@@ -281,7 +313,9 @@ class LocalExecutor:
         if message is None:
             return self._server_died()
         if message["op"] == "ready":
-            self._ready_deadline = None
+            self._preloads_under_way -= 1
+            if not self._preloads_under_way:
+                self._ready_deadline = None
             return [PreloadFailed(message["failed"])] if message["failed"] else []
         worker = self._workers.get(message["id"])
         if worker is not None and message["op"] == "spawned":
@@ -321,6 +355,7 @@ class LocalExecutor:
             self._server_stderr.close()
         self._workers.clear()
         self._control = self._server = self._server_stderr = self._ready_deadline = None
+        self._preloads_under_way = 0
         return stderr
 
     def _check_deadlines(self) -> list[Event]:
