@@ -62,7 +62,8 @@ class QuackRun:
         return not session.config.option.collectonly
 
     def drive(self, session: pytest.Session) -> bool:
-        assert self.deferral is not None and self.pool is not None
+        assert self.deferral is not None
+        assert self.pool is not None
         self.pool.adopt_environ()
         if self.pool.is_started:
             self.pool.prewarm()

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import inspect
 import os
 import pickle
 import sys
@@ -25,14 +26,18 @@ from pytest_quack.cache.direct import (
     Check,
     DirectKey,
     Fingerprint,
+    all_of,
     call_check,
     describe_call,
+    environ_seen,
     file_digest,
     files_seen,
+    holds,
     is_flat_value,
     source_path,
 )
-from pytest_quack.cache.store import Artifact, LockTimeoutError, Sidecar, Store
+from pytest_quack.cache.environ import environ_check, environ_is, seen_environ
+from pytest_quack.cache.store import Artifact, LockTimeoutError, Pointer, Sidecar, Store
 from pytest_quack.compile import preload
 from pytest_quack.compile.active import get_active_pool
 from pytest_quack.compile.job import CompileFailure, CompileJob, CompileResult, FailureKind, KeyState
@@ -44,6 +49,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 ATTRIBUTE: Final = "__quack_jit__"
+_NOT_GIVEN: Final = object()
 # cute.compile is not thread-safe: one compile at a time in a process.
 _compile_lock = threading.RLock()
 os.register_at_fork(after_in_child=lambda: globals().update(_compile_lock=threading.RLock()))
@@ -97,31 +103,74 @@ def jit_cache(
 
 
 def _wrap(jit: JitFunction) -> Callable[..., Any]:
-    """The function that users call: the in-process hit inline, everything else in `JitFunction`.
-
-    The dictionaries are keyed by the arguments themselves; the check that each entry brings compares their types (since
-    1 == True == 1.0), and whether what the function reads besides is still the same.
-    """
-    positional, by_keyword, miss = jit.positional, jit.by_keyword, jit.call
-
-    @functools.wraps(jit.function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        try:
-            if kwargs:
-                slot = (args, *kwargs, *kwargs.values())
-                kernel, check = by_keyword[slot]
-                if check(*args, *kwargs.values()):
-                    return kernel
-            else:
-                kernel, check = positional[args]
-                if check(*args):
-                    return kernel
-        except (KeyError, TypeError, NameError, AttributeError):
-            pass  # not seen yet, not hashable, or a name that the function reads is gone: the long way tells
-        return miss(args, kwargs)
-
+    """The function that users call: the in-process hit inline, everything else in `JitFunction`."""
+    wrapper = functools.wraps(jit.function)(_make_wrapper(jit))
     setattr(wrapper, ATTRIBUTE, jit)
     wrapper.cache_clear = jit.clear  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _make_wrapper(jit: JitFunction) -> Callable[..., Any]:
+    """A function with the parameters of the decorated one, so that the interpreter itself puts a call in order.
+
+    `hits` is keyed by the values, in the order of the parameters; the check that each entry brings compares their types
+    (since 1 == True == 1.0), and whether what the function reads besides is still the same.
+    """
+    parameters = [*inspect.signature(jit.function).parameters.values()]
+    if any(p.kind in {p.VAR_POSITIONAL, p.VAR_KEYWORD} for p in parameters):
+        return _make_variadic_wrapper(jit)
+    declared: list[str] = []
+    for before, p in zip([None, *parameters], [*parameters, None], strict=True):
+        kind_before, kind = before and before.kind, p and p.kind
+        if kind_before is inspect.Parameter.POSITIONAL_ONLY and kind is not kind_before:
+            declared.append("/")
+        if kind is inspect.Parameter.KEYWORD_ONLY and kind_before is not kind:
+            declared.append("*")
+        if p is not None:
+            declared.append(p.name if p.default is p.empty else f"{p.name}=_quack_not_given")
+    values = "".join(f"{p.name}," for p in parameters)
+    source = f"""
+def wrapper({", ".join(declared)}):
+    try:
+        _quack_kernel, _quack_check = _quack_hits[({values})]
+        if _quack_check({values}):
+            return _quack_kernel
+    except (KeyError, TypeError, NameError, AttributeError):
+        pass  # not seen yet, not hashable, or a name that the function reads is gone: the long way tells
+    return _quack_miss(({values}))
+"""
+
+    def miss(slot: tuple[Any, ...]) -> Any:
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for position, (p, value) in enumerate(zip(parameters, slot, strict=True)):
+            if value is _NOT_GIVEN:
+                continue
+            if p.kind is p.KEYWORD_ONLY or len(args) < position:  # the second: one before it was left out
+                kwargs[p.name] = value
+            else:
+                args.append(value)
+        return jit.call(tuple(args), kwargs, slot, slot)
+
+    scope = {"_quack_hits": jit.hits, "_quack_miss": miss, "_quack_not_given": _NOT_GIVEN, "__name__": __name__}
+    exec(compile(source, "<jit_cache>", "exec"), scope)
+    wrapper: Callable[..., Any] = scope["wrapper"]  # type: ignore[assignment]
+    return wrapper
+
+
+def _make_variadic_wrapper(jit: JitFunction) -> Callable[..., Any]:
+    hits = jit.hits
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        slot = (args, *kwargs, *kwargs.values()) if kwargs else args
+        try:
+            kernel, check = hits[slot]
+            if check(*args, *kwargs.values()):
+                return kernel
+        except (KeyError, TypeError, NameError, AttributeError):
+            pass
+        return jit.call(args, kwargs, slot, (*args, *kwargs.values()))
+
     return wrapper
 
 
@@ -147,12 +196,13 @@ class JitFunction:
     ) -> None:
         self.function: Final = function
         self.backend_name: Final = backend
-        # Three ways to find a kernel again in this process: by flat arguments, by flat keywords, by canonical bytes.
-        self.positional: dict[Any, tuple[Any, Callable[..., bool]]] = {}
-        self.by_keyword: dict[Any, tuple[Any, Callable[..., bool]]] = {}
+        # Two ways to find a kernel again in this process: by the arguments where these are flat, by canonical bytes.
+        self.hits: dict[Any, tuple[Any, Callable[..., bool]]] = {}
         self._deep: dict[bytes, tuple[Any, Check | None]] = {}
         self._fingerprint = Fingerprint(function, ignore, environ)
         self._kernels: dict[str, Any] = {}
+        # By direct key: variables that the compile read besides those of the key, with the digests of their values.
+        self._environ_seen: dict[str, dict[str, str]] = {}
 
     @property
     def backend(self) -> Backend:
@@ -160,8 +210,7 @@ class JitFunction:
 
     def clear(self) -> None:
         """Forget the kernels that this process holds; those on disk stay."""
-        self.positional.clear()
-        self.by_keyword.clear()
+        self.hits.clear()
         self._deep.clear()
         self._kernels.clear()
 
@@ -171,11 +220,16 @@ class JitFunction:
         sources = get_runtime().settings.sources
         return self._fingerprint.compute(bound, self.backend, self.backend_name, sources)[0]
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The kernel for these arguments, by whichever way is the shortest."""
+    def call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], slot: tuple[Any, ...], values: tuple[Any, ...]
+    ) -> Any:
+        """The kernel for these arguments, by whichever way is the shortest.
+
+        `slot` is where `hits` may keep it, with a check that is called with `values`.
+        """
         deep = _encode_call(args, kwargs)
         entry = self._deep.get(deep) if deep is not None else None
-        if entry is not None and _holds(entry[1]):
+        if entry is not None and holds(entry[1]):
             return entry[0]
         runtime = get_runtime()
         bound = self._fingerprint.bind(args, kwargs)
@@ -187,25 +241,15 @@ class JitFunction:
             with _compile_lock:
                 return self.function(*args, **kwargs)
         kernel = self._kernels.get(direct.key)
-        if kernel is None:
+        if kernel is None or not environ_is(self._environ_seen.get(direct.key, {})):
             kernel = self._resolve(_Call(args, kwargs, direct, describe_call(self.function, bound)), runtime)
             self._kernels[direct.key] = kernel
-        self._remember(args, kwargs, deep, kernel, check)
-        return kernel
-
-    def _remember(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], deep: bytes | None, kernel: Any, check: Check | None
-    ) -> None:
-        values = (*args, *kwargs.values())
-        if all(map(is_flat_value, values)):
-            entry = kernel, call_check(tuple(map(type, values)), check)
-            if kwargs:
-                slot = (args, *kwargs, *kwargs.values())
-                self.by_keyword[slot] = entry
-            else:
-                self.positional[args] = entry
+        check = all_of(check, environ_check(self._environ_seen.get(direct.key, ())))
+        if all(map(is_flat_value, (*args, *kwargs.values()))):
+            self.hits[slot] = kernel, call_check(tuple(map(type, values)), check)
         elif deep is not None:
             self._deep[deep] = kernel, check
+        return kernel
 
     def _resolve(self, call: _Call, runtime: Runtime) -> Any:
         key = call.direct.key
@@ -225,10 +269,11 @@ class JitFunction:
                 except NotShippableError as error:
                     return self._compile_here(call, runtime, reason=str(error))
             elif state is KeyState.DONE:
-                artifact = pool.take_artifact(key)
-                if artifact is not None:
-                    return self.backend.load(artifact)
-                return self._compile_here(call, runtime, reason="the pool's artifact is no longer in the cache")
+                result = pool.result(key)
+                if result is not None and result.artifact is not None and environ_is(result.environ):
+                    self._environ_seen[key] = result.environ
+                    return self.backend.load(result.artifact)
+                return self._compile_here(call, runtime, reason=_why_not_from_pool(result))
             elif state is KeyState.FAILED:
                 assert failure is not None
                 if failure.kind in {FailureKind.CRASHED, FailureKind.TIMED_OUT}:
@@ -241,7 +286,7 @@ class JitFunction:
         """The kernel from the store, if it is there, and whether the compile function raised when last tried."""
         store = runtime.store
         pointer = store.find_pointer(key) if store is not None else None
-        if store is None or pointer is None or not self._files_are_the_same(pointer.files):
+        if store is None or pointer is None or not self._holds(pointer):
             return None, False
         if not pointer.content_key:
             return None, True
@@ -254,26 +299,31 @@ class JitFunction:
             store.discard(pointer.content_key, RuntimeError(f"it passed its checks, but {error}"))
             return None, False
         runtime.hits.add(key)
+        self._environ_seen[key] = pointer.environ
         return kernel, False
 
-    def _files_are_the_same(self, files: dict[str, tuple[str, str]]) -> bool:
+    def _holds(self, pointer: Pointer) -> bool:
+        """Whether what the compile saw besides its key is still the same."""
         base = os.path.dirname(source_path(self.function))
-        return all(file_digest(os.path.join(base, path)) == digest for path, digest in files.values())
+        files = pointer.files.values()
+        return environ_is(pointer.environ) and all(
+            file_digest(os.path.join(base, path)) == digest for path, digest in files
+        )
 
     def _compile_here(self, call: _Call, runtime: Runtime, *, reason: str) -> Any:
         """Compile in this process, under the key's lock where there is one; `reason` says why not in the pool."""
         store, key = runtime.store, call.direct.key
         with _compile_lock, contextlib.ExitStack() as held:
-            if key in self._kernels:  # another thread made it while this one waited
-                return self._kernels[key]
+            if key in self._kernels and environ_is(self._environ_seen.get(key, {})):
+                return self._kernels[key]  # another thread made it while this one waited
             is_locked = store is not None and store.is_writable and self._take_lock(held, store, call, runtime)
             if store is not None and is_locked:
                 kernel, _ = self._find(key, runtime)
                 if kernel is not None:
                     return kernel
-                artifact = self._compile_and_publish(store, call)
+                artifact, self._environ_seen[key] = self._compile_and_publish(store, call)
             else:
-                artifact = self._compile(call)
+                artifact, self._environ_seen[key] = self._compile(call)
             held.close()
             self._kernels[key] = kernel = self.backend.load(artifact)
         runtime.compiled_here[key] = reason
@@ -292,11 +342,12 @@ class JitFunction:
             return False
         return True
 
-    def _compile(self, call: _Call) -> Artifact:
-        """Run the compile function and export what it returns."""
+    def _compile(self, call: _Call) -> tuple[Artifact, dict[str, str]]:
+        """Run the compile function and export what it returns; with the variables that it read besides its key's."""
         backend = self.backend
         started = time.perf_counter()
-        compiled = self.function(*call.args, **call.kwargs)
+        with seen_environ(self.function.__module__.split(".")[0]) as names:
+            compiled = self.function(*call.args, **call.kwargs)
         exported = backend.export(compiled)
         target = backend.target()
         toolchain = dict(backend.toolchain())
@@ -324,13 +375,13 @@ class JitFunction:
             description=call.description,
             compile_s=round(time.perf_counter() - started, 4),
         )
-        return Artifact(sidecar, exported.payload)
+        return Artifact(sidecar, exported.payload), environ_seen(call.direct, names)
 
-    def _compile_and_publish(self, store: Store, call: _Call) -> Artifact:
+    def _compile_and_publish(self, store: Store, call: _Call) -> tuple[Artifact, dict[str, str]]:
         """Compile and store; not under a key that the sources no longer have when the compile is over."""
         before = set(sys.modules)
         try:
-            artifact = self._compile(call)
+            artifact, environ = self._compile(call)
         except Exception:  # whatever the compile function raises is remembered, and raised on
             store.note_failure(call.direct.key)
             raise
@@ -338,10 +389,10 @@ class JitFunction:
             is_same = self.direct_key(call.args, call.kwargs).key == call.direct.key
             files = files_seen(call.direct, before, os.path.dirname(source_path(self.function)))
         except UnkeyableError:
-            return artifact
+            return artifact, environ
         if is_same:
-            store.publish(artifact, call.direct.key, files)
-        return artifact
+            store.publish(artifact, call.direct.key, files, environ)
+        return artifact, environ
 
     def _make_job(self, call: _Call, runtime: Runtime, pool: CompilePool) -> CompileJob:
         function = self.function
@@ -389,22 +440,22 @@ class JitFunction:
         store, call = runtime.store, _Call(args, kwargs, direct, job.description)
         if store is None:
             on_start()
-            artifact = self._compile(call)
-            return CompileResult(job.key, None, artifact.sidecar.compile_s, artifact)
+            artifact, environ = self._compile(call)
+            return CompileResult(job.key, None, artifact.sidecar.compile_s, artifact, environ)
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(store.lock(job.key, timeout_s=runtime.settings.timeout_s))
             except LockTimeoutError as error:
                 return _refusal(job, str(error))
             pointer = store.find_pointer(job.key)
-            is_good = pointer is not None and pointer.content_key and self._files_are_the_same(pointer.files)
+            is_good = pointer is not None and pointer.content_key and self._holds(pointer)
             if pointer is not None and is_good and store.find(pointer.content_key) is not None:
                 return CompileResult(job.key, None)
             on_start()
-            artifact = self._compile_and_publish(store, call)
+            artifact, environ = self._compile_and_publish(store, call)
         pointer = store.find_pointer(job.key)
         is_stored = pointer is not None and bool(pointer.content_key)
-        return CompileResult(job.key, None, artifact.sidecar.compile_s, None if is_stored else artifact)
+        return CompileResult(job.key, None, artifact.sidecar.compile_s, None if is_stored else artifact, environ)
 
 
 def _encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
@@ -414,11 +465,10 @@ def _encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
         return None
 
 
-def _holds(check: Check | None) -> bool:
-    try:
-        return check is None or check()
-    except (NameError, AttributeError):
-        return False
+def _why_not_from_pool(result: CompileResult | None) -> str:
+    if result is not None and not environ_is(result.environ):
+        return "an environment variable that it read has another value now"
+    return "the pool's artifact is no longer in the cache"
 
 
 def _refusal(job: CompileJob, message: str) -> CompileResult:

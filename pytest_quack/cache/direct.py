@@ -20,24 +20,13 @@ from typing import Any, Final
 
 from pytest_quack.backends import Backend, find_backend
 from pytest_quack.cache import key as canonical
+from pytest_quack.cache.environ import NOT_KEYED, environ_check, environ_digests
 from pytest_quack.cache.reach import Reach
 from pytest_quack.cache.sources import SourceSet, is_project_file, module_file, sources_of
 from pytest_quack.compile import preload
 from pytest_quack.errors import UnkeyableError
 
 SCHEMA: Final = b"1"
-# Variables that a compile process has otherwise on purpose (it sees no GPU), and those that change all the time without
-# saying anything about a kernel.
-NOT_KEYED: Final = frozenset(
-    {
-        "CUDA_VISIBLE_DEVICES",
-        "NVIDIA_VISIBLE_DEVICES",
-        "PYTEST_CURRENT_TEST",
-        "PYTEST_VERSION",
-        "PYTORCH_NVML_BASED_CUDA_CHECK",
-        "_",
-    }
-)
 Check = Callable[[], bool]
 
 
@@ -48,12 +37,14 @@ class DirectKey:
     Attributes:
         modules: those whose sources are part of the key.
         has_dynamic_import: whether one of them imports by a name that only its run tells.
+        environ: the environment variables that are part of the key.
     """
 
     key: str
     parts: dict[str, str] = field(repr=False)
     modules: frozenset[str] = field(default=frozenset(), repr=False)
     has_dynamic_import: bool = field(default=False, repr=False)
+    environ: frozenset[str] = field(default=frozenset(), repr=False)
 
     def differing_parts(self, other: dict[str, str]) -> tuple[str, ...]:
         labels = sorted(self.parts.keys() | other.keys())
@@ -77,7 +68,7 @@ class Fingerprint:
     def reach(self) -> Reach:
         """What the function reads, as it is now."""
         reach = self._reach
-        if reach is None or not _holds(reach):
+        if reach is None or not holds(reach.check):
             reach = self._reach = Reach([self.function], self._ignore)
         return reach
 
@@ -120,9 +111,10 @@ class Fingerprint:
             "target": canonical.encode((target.arch, target.host_machine, target.host_features)),
         }
         short = {label: hashlib.sha256(part).hexdigest()[:16] for label, part in parts.items()}
-        check = _all_of(reach.check, argument_reach.check, _environ_check(environment))
+        check = all_of(reach.check, argument_reach.check, environ_check(name for name, _ in environment))
         key = canonical.digest(parts)
-        return DirectKey(key, short, frozenset(digests), sources.has_dynamic_import()), check
+        names = frozenset(name for name, _ in environment)
+        return DirectKey(key, short, frozenset(digests), sources.has_dynamic_import(), names), check
 
     def _encode_arguments(self, bound: inspect.BoundArguments) -> tuple[bytes, Reach]:
         arguments = []
@@ -138,9 +130,13 @@ class Fingerprint:
 
     def _environment(self, sources: SourceSet) -> list[tuple[str, str | None]]:
         # What a backend pins in compile processes is part of its target, and set there for every function.
-        pinned = {name for backend in preload.registered_backends() for name in find_backend(backend).worker_environ()}
-        names = (sources.environ() - NOT_KEYED - pinned) | set(self._environ)
+        names = (sources.environ() - _not_keyed()) | set(self._environ)
         return [(name, os.environ.get(name)) for name in sorted(names)]
+
+
+def _not_keyed() -> frozenset[str]:
+    pinned = {name for backend in preload.registered_backends() for name in find_backend(backend).worker_environ()}
+    return NOT_KEYED | pinned
 
 
 def call_check(types: tuple[type, ...], rest: Check | None) -> Callable[..., bool]:
@@ -168,37 +164,18 @@ def _call_check_template(arity: int, has_rest: bool) -> FunctionType:
     return template
 
 
-def _all_of(*checks: Check | None) -> Check | None:
+def all_of(*checks: Check | None) -> Check | None:
     present = [check for check in checks if check is not None]
     if len(present) < 2:
         return present[0] if present else None
     return lambda: all(check() for check in present)
 
 
-def _environ_check(expected: list[tuple[str, str | None]]) -> Check | None:
-    """Does the environment still say this? Asked on each in-process hit, so it looks into the mapping underneath.
-
-    `os.environ.get` encodes the name each time, which costs a microsecond; where CPython keeps the encoded mapping
-    elsewhere, that is what is used.
-    """
-    if not expected:
-        return None
-    encode: Callable[[str], Any] | None = getattr(os.environ, "encodekey", None)
-    if encode is None or not isinstance(getattr(os.environ, "_data", None), dict):
-        return lambda: all(os.environ.get(name) == value for name, value in expected)
-    encoded = [(encode(name), None if value is None else encode(value)) for name, value in expected]
-
-    def holds() -> bool:
-        data: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
-        return all([data.get(name) == value for name, value in encoded])  # noqa: C419 - a list is twice as fast here
-
-    return holds
-
-
-def _holds(reach: Reach) -> bool:
+def holds(check: Check | None) -> bool:
+    """Whether a check holds; a name that is gone is a change as well."""
     try:
-        return reach.check is None or reach.check()
-    except (NameError, AttributeError):
+        return check is None or check()
+    except (NameError, AttributeError, KeyError, TypeError):
         return False
 
 
@@ -265,6 +242,11 @@ def files_seen(direct: DirectKey, before: set[str], base: str) -> dict[str, tupl
             raise UnkeyableError(f"{path} was edited after it was imported, so that it does not say what runs now")
         found[name] = (os.path.relpath(path, base), file_digest(path))
     return found
+
+
+def environ_seen(direct: DirectKey, names: set[str]) -> dict[str, str]:
+    """Variables that a compile read besides those of its key: name -> digest of its value."""
+    return environ_digests(names - direct.environ - _not_keyed())
 
 
 def file_digest(path: str) -> str:

@@ -11,15 +11,16 @@ import dataclasses
 import dis
 import enum
 import functools
+import importlib
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from pytest_quack.cache import key
 from pytest_quack.cache.snapshot import take_snapshot
-from pytest_quack.cache.sources import is_project_file, module_file
+from pytest_quack.cache.sources import absolute_name, is_project_file, module_file
 from pytest_quack.errors import UnkeyableError
 
 _IMMUTABLE_ATOMS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range)
@@ -238,8 +239,9 @@ class Reach:
         module = function.__globals__.get("__name__") or ""
         self.modules.add(module)
         self._attributes.update(_names(function.__code__))
+        imports = LocalImports(function)
         if module == "__main__" or module not in sys.modules:  # nobody scans its source for imports
-            self.modules.update(name for name in _imported(function.__code__) if is_project_file(module_file(name)))
+            self.modules.update(name for name in imports.modules() if is_project_file(module_file(name)))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
                 value = cell.cell_contents
@@ -251,27 +253,89 @@ class Reach:
             is_keyed = not key.is_importable(function)
             expression, label = f"{self._alias(cell)}.cell_contents", f"{function.__qualname__}.{name}"
             self._note(self._aliases, module, expression, label, value, is_keyed)
-        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._visit(default)
-        for chain in _global_chains(function.__code__):
-            self._follow(function, chain)
+        self._note_function(function, module)
+        for is_global, chain in _chains(function.__code__, imports.names):
+            if is_global:
+                self._follow(function.__globals__, module, chain)
+            else:
+                self._follow_import(imports, chain)
 
-    def _follow(self, function: types.FunctionType, chain: tuple[str, ...]) -> None:
+    def _note_function(self, function: types.FunctionType, module: str) -> None:
+        """Note the defaults of a function, which can be replaced without replacing it.
+
+        So can its code, but the DSL itself does that to each function that it compiles.
+        """
+        alias, name = self._alias(function), function.__qualname__
+        if function.__defaults__ is not None:
+            self._note_default(module, f"{alias}.__defaults__", f"{name}.__defaults__", function.__defaults__)
+        for argument, value in (function.__kwdefaults__ or {}).items():
+            self._note_default(module, f"{alias}.__kwdefaults__[{argument!r}]", f"{name}({argument}=)", value)
+
+    def _note_default(self, module: str, expression: str, label: str, value: Any) -> None:
+        """A default that has no canonical form is for the source to say, unless another takes its place."""
+        self._note(self._aliases, module, expression, label, value, is_keyed=self._can_encode(value))
+
+    def _can_encode(self, value: Any) -> bool:
+        try:
+            self._encode(value)
+        except UnkeyableError:
+            return False
+        return True
+
+    def _follow(self, namespace: dict[str, Any], module: str, chain: tuple[str, ...]) -> None:
         name, *attributes = chain
-        namespace = function.__globals__
+        if name == "globals" and name not in namespace:
+            self._note_contents(namespace, module)
         if name not in namespace or name in self._ignore or name.startswith("__"):
             return
-        value, module = namespace[name], namespace.get("__name__") or ""
-        while isinstance(value, types.ModuleType):
-            if not attributes or not self._is_project(value):
-                return
-            self._note(namespace, module, name, name, value)
-            self.modules.add(value.__name__)
-            namespace, module, name = value.__dict__, value.__name__, attributes[0]
-            if name in self._ignore or name not in namespace:
-                return
-            value, attributes = namespace[name], attributes[1:]
+        value = namespace[name]
+        if isinstance(value, types.ModuleType) and not self._is_project(value):
+            return
         self._note(namespace, module, name, name, value)
+        if isinstance(value, types.ModuleType):
+            self._follow_module(value, attributes)
+
+    def _follow_module(self, value: types.ModuleType, attributes: list[str]) -> None:
+        self.modules.add(value.__name__)
+        if not attributes or attributes[0] == "__dict__":  # given to somebody: any of its names may be read
+            self._note_contents(value.__dict__, value.__name__)
+        else:
+            self._follow(value.__dict__, value.__name__, tuple(attributes))
+
+    def _follow_import(self, imports: LocalImports, chain: tuple[str, ...]) -> None:
+        """Follow a name that the function itself imports: that happens as late as the call, and finds what is there."""
+        local, *attributes = chain
+        module, name = imports.names[local]
+        found = self._import(module)
+        if found is None:
+            return
+        if name is None:
+            self._follow_module(found, attributes)
+        elif name in vars(found) or self._import(f"{module}.{name}") is None:
+            self._follow(vars(found), found.__name__, (name, *attributes))
+        else:
+            self._follow_module(sys.modules[f"{module}.{name}"], attributes)
+
+    def _import(self, name: str) -> types.ModuleType | None:
+        """A module of the project, imported as the call would; None for any other, or where that fails."""
+        path = module_file(name)
+        if path is None or not (is_project_file(path) or name.split(".")[0] in self._home):
+            return None
+        if name.split(".")[0] == "pytest_quack":
+            return None
+        try:
+            return importlib.import_module(name)
+        except Exception:  # noqa: BLE001 - the call will meet it, or knows how to do without; nothing to note here
+            return None
+
+    def _note_contents(self, namespace: dict[str, Any], module: str) -> None:
+        """Note every plain value of a module, and to what its functions and classes are bound."""
+        for name, value in list(namespace.items()):
+            if name.startswith("__") or name in self._ignore or isinstance(value, types.ModuleType):
+                continue
+            is_plain = isinstance(value, (*_IMMUTABLE_ATOMS, tuple, list, dict, set, frozenset, enum.Enum))
+            read = Read(namespace, module, name, name, value, is_plain and self._can_encode(value))
+            self.reads.setdefault((id(namespace), name), read)
 
     def _note(
         self, namespace: dict[str, Any], module: str, expression: str, name: str, value: Any, is_keyed: bool = True
@@ -295,22 +359,6 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _imported(code: types.CodeType) -> Iterator[str]:
-    """Absolute names of modules that the code imports, and what they may be with the names taken from them."""
-    constants: list[Any] = [0, None]
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "IMPORT_NAME":
-            level, names = constants[-2:]
-            if not level:
-                yield instruction.argval
-                yield from (f"{instruction.argval}.{name}" for name in names or ())
-        elif instruction.opname.startswith("LOAD_"):
-            constants.append(instruction.argval)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _imported(constant)
-
-
 def _same_bindings(reads: list[Read]) -> Callable[[], bool]:
     defaults = {f"_quack_{i}": read.value for i, read in enumerate(reads)}
     tests = " and ".join(f"{read.expression} is {name}" for name, read in zip(defaults, reads, strict=True))
@@ -320,21 +368,80 @@ def _same_bindings(reads: list[Read]) -> Callable[[], bool]:
     return types.FunctionType(template.__code__, reads[0].namespace, "check", tuple(defaults.values()))
 
 
-def _global_chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
-    """Global names that the code loads, each with the attributes that are read from it at once."""
+def _chains(code: types.CodeType, imported: Collection[str]) -> Iterator[tuple[bool, tuple[str, ...]]]:
+    """Names that the code loads, each with the attributes that are read from it at once.
+
+    The flag says whether the name is a global; the others are those of `imported`, local names bound by an import.
+    """
     chain: list[str] = []
+    is_global = True
     for instruction in dis.get_instructions(code):
-        if instruction.opname in {"LOAD_GLOBAL", "LOAD_NAME"}:
-            if chain:
-                yield tuple(chain)
-            chain = [instruction.argval]
-        elif instruction.opname in {"LOAD_ATTR", "LOAD_METHOD"} and chain:
-            chain.append(instruction.argval)
-        elif instruction.opname not in {"CACHE", "PRECALL", "EXTENDED_ARG"} and chain:
-            yield tuple(chain)
+        kind, value = instruction.opname, instruction.argval
+        if kind in {"LOAD_ATTR", "LOAD_METHOD"} and chain:
+            chain.append(value)
+            continue
+        if kind in {"CACHE", "PRECALL", "EXTENDED_ARG"}:
+            continue
+        if chain:
+            yield is_global, tuple(chain)
             chain = []
+        if kind in {"LOAD_GLOBAL", "LOAD_NAME"}:
+            chain, is_global = [value], True
+        elif "LOAD_FAST" in kind or kind in {"LOAD_DEREF", "LOAD_CLASSDEREF"}:
+            loaded = value if isinstance(value, tuple) else (value,)  # some opcodes have two names
+            yield from ((False, (name,)) for name in loaded[:-1] if name in imported)
+            if loaded[-1] in imported:
+                chain, is_global = [loaded[-1]], False
     if chain:
-        yield tuple(chain)
+        yield is_global, tuple(chain)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _global_chains(constant)
+            yield from _chains(constant, imported)
+
+
+class LocalImports:
+    """The names that a function, or one defined inside it, binds by importing.
+
+    Attributes:
+        names: local name -> (absolute module, name taken from it or None).
+    """
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self.names: dict[str, tuple[str, str | None]] = {}
+        namespace = function.__globals__
+        self._package = str(namespace.get("__name__") or "")
+        self._is_package = "__path__" in namespace
+        self._scan(function.__code__)
+
+    def modules(self) -> Iterator[str]:
+        """Every module that may be meant: a name taken from a package may be one."""
+        for module, taken in self.names.values():
+            yield module
+            if taken:
+                yield f"{module}.{taken}"
+
+    def _scan(self, code: types.CodeType) -> None:
+        constants: list[Any] = [0, None]
+        module, names, taken = "", None, None
+        for instruction in dis.get_instructions(code):
+            kind = instruction.opname
+            if kind == "IMPORT_NAME":
+                level, names = constants[-2:]
+                module, taken = absolute_name(self._package, self._is_package, instruction.argval, level or 0), None
+            elif kind == "IMPORT_FROM":
+                taken = instruction.argval
+            elif kind.startswith("STORE_") and module:
+                value = instruction.argval
+                bound = value[0] if isinstance(value, tuple) else value  # STORE_FAST_LOAD_FAST has two names
+                if names:
+                    self.names[bound] = module, taken
+                else:  # `import a.b` binds a, `import a.b as c` binds a.b to c
+                    self.names[bound] = (module if taken else module.split(".")[0]), None
+                    module = ""
+            elif kind == "POP_TOP" and names:
+                module = ""
+            elif kind.startswith("LOAD_"):
+                constants.append(instruction.argval)
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._scan(constant)

@@ -274,7 +274,7 @@ class _Closure:
         is_package = os.path.basename(path) == "__init__.py"
         found = list(known or ())
         for module, level, names in scan.imports:
-            base = _absolute(name, is_package, module, level)
+            base = absolute_name(name, is_package, module, level)
             if known is None or scan.has_dynamic_import or base.split(".")[0] != top:
                 found += [base, *(f"{base}.{part}" if base else part for part in names if part != "*")]
         if scan.has_dynamic_import:
@@ -287,7 +287,8 @@ def _ancestors(name: str) -> list[str]:
     return [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
-def _absolute(name: str, is_package: bool, module: str, level: int) -> str:
+def absolute_name(name: str, is_package: bool, module: str, level: int) -> str:
+    """The absolute name of what module `name` imports as `module`, with `level` leading dots."""
     if level == 0:
         return module
     parts = name.split(".")

@@ -88,10 +88,12 @@ class Pointer:
         content_key: the artifact; empty where the compile function raised when it was last tried. That is only a
             hint to try again in the calling process, where the error belongs: it never makes a call fail.
         files: project files outside the static sources that were loaded while it compiled: module -> (path, digest).
+        environ: variables besides those of the key that were read while it compiled: name -> digest of the value.
     """
 
     content_key: str
     files: dict[str, tuple[str, str]] = field(default_factory=dict)
+    environ: dict[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
 
@@ -124,6 +126,7 @@ def parse_pointer(text: bytes) -> Pointer:
     values = _parse_record(text)
     try:
         values["files"] = {name: (str(path), str(digest)) for name, (path, digest) in values["files"].items()}
+        values["environ"] = {str(name): str(digest) for name, digest in values["environ"].items()}
         pointer = Pointer(**values)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise ArtifactError(f"the pointer lacks a field ({error})") from error
@@ -202,10 +205,16 @@ class Store:
             recheck = lambda: None  # noqa: E731
         self._set_aside(content_key, paths, reason, recheck)
 
-    def publish(self, artifact: Artifact, direct_key: str, files: dict[str, tuple[str, str]] | None = None) -> bool:
+    def publish(
+        self,
+        artifact: Artifact,
+        direct_key: str,
+        files: dict[str, tuple[str, str]] | None = None,
+        environ: dict[str, str] | None = None,
+    ) -> bool:
         """Store an artifact and the pointer that leads to it; False, with the reason noted, where that fails."""
         content_key = artifact.sidecar.content_key
-        pointer = Pointer(content_key, files or {})
+        pointer = Pointer(content_key, files or {}, environ or {})
         try:
             with self.lock(content_key, timeout_s=60):
                 if self._find_quietly(content_key) is None:

@@ -78,12 +78,14 @@ class CompileResult:
         failure: None where the artifact is stored, or in `artifact`.
         compile_s: how long the compile took; 0 where another process had already made it.
         artifact: the artifact itself, where it could not be stored.
+        environ: variables that it read besides those of its key, as in `cache.store.Pointer`.
     """
 
     key: str
     failure: CompileFailure | None
     compile_s: float = 0.0
     artifact: Any = field(default=None, repr=False)
+    environ: dict[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from pytest_quack.backends import find_backend
 from pytest_quack.compile import preload
@@ -33,7 +33,7 @@ from pytest_quack.compile.executors.local import (
     Started,
     TimedOut,
 )
-from pytest_quack.compile.job import CompileFailure, CompileJob, FailureKind, KeyState, PoolStats
+from pytest_quack.compile.job import CompileFailure, CompileJob, CompileResult, FailureKind, KeyState, PoolStats
 from pytest_quack.compile.limits import default_jobs
 from pytest_quack.compile.priority import QueuedKey, next_key
 from pytest_quack.errors import CompilePending
@@ -59,9 +59,8 @@ class _Entry:
     is_running: bool = False
     waiters: int = 0
     starts: int = 0
-    compile_s: float = 0.0
     failure: CompileFailure | None = None
-    artifact: Any = None
+    result: CompileResult | None = None
 
 
 PendingPolicy = Callable[[str, str], None]
@@ -164,11 +163,11 @@ class CompilePool:
         """How many keys have stopped being pending so far: a cheap way to see that something has changed."""
         return self._settled
 
-    def take_artifact(self, key: str) -> Any | None:
-        """The artifact of a done key that could not be stored; None where it is in the store."""
+    def result(self, key: str) -> CompileResult | None:
+        """What the compile process answered for a done key: with the artifact, where that could not be stored."""
         with self._changed:
             entry = self._entries.get(key)
-            return entry.artifact if entry is not None else None
+            return entry.result if entry is not None else None
 
     def stats(self) -> PoolStats:
         """Counts so far."""
@@ -177,8 +176,9 @@ class CompilePool:
             workers = self._executor.workers_started if self._executor is not None else 0
             crashes = self._crashes
         by_state = {state: [e for e in entries if e.state is state] for state in KeyState}
-        compiled = [entry for entry in by_state[KeyState.DONE] if entry.compile_s]
-        slowest = sorted(((entry.compile_s, entry.job.description) for entry in compiled), reverse=True)
+        done = [(entry, entry.result.compile_s) for entry in by_state[KeyState.DONE] if entry.result is not None]
+        compiled = [(entry, compile_s) for entry, compile_s in done if compile_s]
+        slowest = sorted(((compile_s, entry.job.description) for entry, compile_s in compiled), reverse=True)
         failures = {e.job.key: (e.job.description, e.failure) for e in by_state[KeyState.FAILED] if e.failure}
         return PoolStats(
             submitted=len(entries),
@@ -351,7 +351,7 @@ class CompilePool:
             self._fail(entry, result.failure)
             return
         entry.state, entry.is_running = KeyState.DONE, False
-        entry.compile_s, entry.artifact = result.compile_s, result.artifact
+        entry.result = result
         self._settled += 1
 
     def _start_again(self, entry: _Entry) -> bool:

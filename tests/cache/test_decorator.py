@@ -417,3 +417,50 @@ def test_who_waits_longer_than_the_limit_compiles_for_itself_and_says_so(fresh: 
     out, _ = holder.communicate("go\n", timeout=60)
     assert json.loads(out) == 1
     assert fresh.run("import kern\nshow(kern.build(1, 'hold')())").compiles == 0
+
+
+def shaped_as(declaration: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """A compile function with these parameters, decorated and plain; both give what they got as a light kernel."""
+    scope: dict[str, Any] = {"LightKernel": LightKernel, "__name__": __name__}
+    exec(f"def shaped({declaration}):\n    return LightKernel(repr(sorted(locals().items())), 0.0)", scope)
+    return jit_cache(backend=NAME)(scope["shaped"]), scope["shaped"]
+
+
+SHAPES = {
+    "": ["()"],
+    "a, b=1, *, c, d=2": [
+        "(1, c=3)",
+        "(1, 2, c=3, d=4)",
+        "(a=1, b=2, c=3)",
+        "(1, c=4, b=7)",
+        "(1, 2)",
+        "(1, 2, 3, c=1)",
+    ],
+    "a, b=1, /, c=2, *, d=3": ["(1)", "(1, 2, 3, d=4)", "(1, c=5)", "(1, 2, d=9)", "(a=1)", "(1, b=2)", "()"],
+    "a=0, b=1, c=2": ["()", "(c=9)", "(1, c=9)", "(b=9)", "(9)", "(1, 2, 3)", "(True)", "(1.0)", "(1, a=2)", "(z=1)"],
+    "_quack_hits, kernel=1, check=2": ["(1)", "(1, check=5)", "(1, kernel=5)"],
+    "*args, **kwargs": ["()", "(1)", "(1, a=2)", "(a=2)", "(a=2, b=3)", "((1,), 'a', 2)"],
+}
+
+
+@pytest.mark.parametrize(("declaration", "calls"), SHAPES.items(), ids=SHAPES)
+def test_a_call_means_what_it_means_without_the_decorator(runtime: Runtime, declaration: str, calls: list[str]) -> None:
+    decorated, plain = shaped_as(declaration)
+    for call in [*calls, *calls]:
+        assert outcome(decorated, call) == outcome(plain, call)
+
+
+def outcome(function: Callable[..., Any], call: str) -> str:
+    try:
+        return str(eval(f"function{call}", {"function": function}).name)
+    except TypeError as error:
+        return str(error)
+
+
+def test_a_default_that_is_replaced_is_used(runtime: Runtime) -> None:
+    decorated, plain = shaped_as("a, b=1, *, c=2")
+    assert "('b', 1), ('c', 2)" in decorated(0).name
+    plain.__defaults__ = (5,)  # type: ignore[attr-defined]
+    assert "('b', 5), ('c', 2)" in decorated(0).name
+    plain.__kwdefaults__["c"] = 6  # type: ignore[attr-defined]
+    assert "('b', 5), ('c', 6)" in decorated(0).name

@@ -62,6 +62,18 @@ def helper():
 @jit_cache(backend=NAME)
 def build():
     log('compile'); return LightKernel('k', helper())""",
+    "helper with default": """
+def helper(v={0}):
+    return v
+@jit_cache(backend=NAME)
+def build():
+    log('compile'); return LightKernel('k', helper())""",
+    "helper with keyword default": """
+def helper(*, v={0}):
+    return v
+@jit_cache(backend=NAME)
+def build():
+    log('compile'); return LightKernel('k', helper())""",
     "closure": """
 def make(v):
     @jit_cache(backend=NAME)
@@ -78,6 +90,16 @@ bound = functools.partial(inner, {0})
 def build():
     log('compile'); return LightKernel('k', bound())""",
     "own text": "@jit_cache(backend=NAME)\ndef build():\n    log('compile'); return LightKernel('k', {0})",
+    "imported inside": """
+@jit_cache(backend=NAME)
+def build():
+    from settings import VALUE
+    log('compile'); return LightKernel('k', VALUE)""",
+    "computed name": """
+import settings
+@jit_cache(backend=NAME)
+def build():
+    log('compile'); return LightKernel('k', getattr(settings, 'VAL' + 'UE'))""",
     "computed at import": """
 import json
 VALUE = json.loads('{0}')
@@ -89,8 +111,10 @@ def build():
 
 @pytest.mark.parametrize("text", VALUE_READERS.values(), ids=VALUE_READERS)
 def test_a_value_that_is_edited_between_runs_gives_the_new_kernel(fresh: FreshProject, text: str) -> None:
+    fresh.write("settings.py", "VALUE = 1")
     fresh.kernels("kern.py", text.format(1))
     assert_made_once(fresh, CALL, [1], 1)
+    fresh.write("settings.py", "VALUE = 2")
     fresh.kernels("kern.py", text.format(2))
     edited = fresh.run(CALL)
     assert (edited.values, edited.compiles) == ([2], 1)
@@ -104,6 +128,10 @@ RUN_TIME_CHANGES = {
     "helper": ("helper", "kern.helper = lambda: 2"),
     "captured value": ("closure", "kern.build.__wrapped__.__closure__[0].cell_contents = 2"),
     "partial": ("partial", "kern.bound = functools.partial(kern.inner, 2)"),
+    "imported inside": ("imported inside", "import settings; settings.VALUE = 2"),
+    "computed name": ("computed name", "import settings; settings.VALUE = 2"),
+    "default of a helper": ("helper with default", "kern.helper.__defaults__ = (2,)"),
+    "keyword default of a helper": ("helper with keyword default", "kern.helper.__kwdefaults__['v'] = 2"),
 }
 
 
@@ -111,6 +139,7 @@ RUN_TIME_CHANGES = {
 def test_a_value_that_changes_while_the_process_runs_gives_the_new_kernel(
     fresh: FreshProject, text: str, change: str
 ) -> None:
+    fresh.write("settings.py", "VALUE = 1")
     fresh.kernels("kern.py", VALUE_READERS[text].format(1))
     script = f"""
         import functools, kern
@@ -345,6 +374,79 @@ def test_a_variable_that_changes_while_the_process_runs_gives_the_new_kernel(fre
         show(kern.build()())
     """
     assert_made_once(fresh, script, [0, 8, 0], 2)
+
+
+COMPUTED_ENVIRON = {
+    "name in a variable": "NAME_OF = 'KERN_' + 'TILE'\ndef read(): return os.environ.get(NAME_OF, '0')",
+    "alias": "env = os.environ\ndef read(): return env['KERN_' + 'TILE'] if 'KERN_' + 'TILE' in env else '0'",
+    "helper": "def get(name): return os.getenv(name, '0')\ndef read(): return get('KERN_TILE')",
+    "method": "get = os.environ.get\ndef read(): return get('KERN_TILE', '0')",
+    "module imported inside": "def read():\n    import late\n    return late.TILE",
+}
+
+
+@pytest.mark.parametrize("text", COMPUTED_ENVIRON.values(), ids=COMPUTED_ENVIRON)
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_variable_read_by_a_name_that_only_the_run_tells_is_never_stale(
+    fresh: FreshProject, text: str, is_stored: bool
+) -> None:
+    fresh.write("late.py", "import os\nTILE = os.environ.get('_'.join(['KERN', 'TILE']), '0')")
+    fresh.kernels(
+        "kern.py",
+        f"""
+import os
+{text}
+
+@jit_cache(backend=NAME)
+def build():
+    log("compile")
+    return LightKernel("k", int(read()))
+""",
+    )
+    environ = {} if is_stored else {"QUACK_CACHE_ENABLED": "0"}
+    for tile in (0, 8, 16):
+        more = {"KERN_TILE": str(tile)} if tile else {}
+        first, second = (fresh.run(CALL, **environ, **more) for _ in range(2))
+        assert (first.values, second.values) == ([tile], [tile])
+        assert (first.compiles, second.compiles) == ((1, 0) if is_stored else (1, 1))
+    if "late" in text:
+        return  # what was read when a module was imported stays as it is
+    script = """
+        import os, kern
+        from pytest_quack import CompilePending, pool_scope
+        show(kern.build()())
+        show(kern.build()())
+        for tile in ("8", "8", "16"):
+            os.environ["KERN_TILE"] = tile
+            show(kern.build()())
+        with pool_scope(2) as pool:
+            for tile in ("32", "64"):
+                os.environ["KERN_TILE"] = tile
+                for _ in range(2):
+                    try:
+                        show(kern.build()())
+                        break
+                    except CompilePending as pending:
+                        pool.wait(pending.key)
+    """
+    assert fresh.run(script, **environ).values == [0, 0, 8, 8, 16, 32, 64]
+
+
+def test_a_variable_that_others_read_while_a_kernel_compiles_is_not_part_of_it(fresh: FreshProject) -> None:
+    fresh.kernels(
+        "kern.py",
+        """
+import os, subprocess, sys, tempfile
+@jit_cache(backend=NAME)
+def build():
+    log("compile")
+    subprocess.run([sys.executable, "-c", ""], env=dict(os.environ))
+    tempfile.gettempdir()
+    return LightKernel("k", 1)
+""",
+    )
+    assert_made_once(fresh, CALL, [1], 1, TMPDIR="/tmp")
+    assert fresh.run(CALL, TMPDIR="/var/tmp").compiles == 0
 
 
 def test_a_variable_that_the_decorator_names_is_part_of_the_key(fresh: FreshProject) -> None:

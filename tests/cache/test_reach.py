@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pytest_quack.cache import direct
 from pytest_quack.cache.reach import Reach, is_immutable
 from pytest_quack.errors import UnkeyableError
 
@@ -43,11 +44,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modules
 
 
 def holds(reach: Reach) -> bool:
-    """What a hit makes of the check: a name that is gone is a change."""
-    try:
-        return reach.check is None or reach.check()
-    except (NameError, AttributeError):
-        return False
+    return direct.holds(reach.check)
 
 
 def assert_noticed(function: Any, change: Callable[[], object]) -> None:
@@ -152,6 +149,29 @@ KERNELS = """
     def calls_foreign(): return rounded(1.5)
     def reads_inside(): return [(lambda: TILE)() for _ in range(1)]
     def reads_in_default(f=helper): return f()
+    def reads_imported_inside():
+        from reach_config import CONST as const
+        return const
+    def reads_module_imported_inside():
+        import reach_config as c
+        return c.CONST
+    def reads_package_imported_inside():
+        import reach_pkg.inner
+        return reach_pkg.inner.CONST
+    def reads_submodule_imported_inside():
+        from reach_pkg import inner
+        return [inner.CONST for _ in range(1)]
+    def calls_helper_imported_inside():
+        from reach_config import other_helper
+        def inside():
+            return other_helper()
+        return inside()
+    def reads_by_computed_name(): return getattr(reach_config, "CON" + "ST")
+    def reads_from_dict_of_module(): return vars(reach_config)["CON" + "ST"]
+    def reads_dict_of_module(): return reach_config.__dict__["CON" + "ST"]
+    def reads_own_globals(): return globals()["TI" + "LE"]
+    def with_default(n=1, *, m=2): return n + m
+    def calls_with_default(): return with_default()
     def reads_in_class_body():
         class Local:
             tile = TILE
@@ -214,6 +234,22 @@ CHANGES: dict[str, tuple[str, Callable[[Any], object]]] = {
     "constant read by an inner function": ("reads_inside", lambda k: vars(k).update(TILE=2)),
     "constant read in a class body": ("reads_in_class_body", lambda k: vars(k).update(TILE=2)),
     "global of a default": ("reads_in_default", lambda k: vars(k).update(HELPED=8)),
+    "constant imported inside": ("reads_imported_inside", lambda k: vars(config()).update(CONST=2)),
+    "constant of a module imported inside": ("reads_module_imported_inside", lambda k: vars(config()).update(CONST=2)),
+    "constant of a package imported inside": (
+        "reads_package_imported_inside", lambda k: setattr(k.reach_pkg.inner, "CONST", 2)
+    ),
+    "constant of a submodule imported inside": (
+        "reads_submodule_imported_inside", lambda k: setattr(k.reach_pkg.inner, "CONST", 2)
+    ),
+    "helper imported inside": ("calls_helper_imported_inside", lambda k: vars(config()).update(HIDDEN=4)),
+    "constant read by a computed name": ("reads_by_computed_name", lambda k: vars(config()).update(CONST=2)),
+    "constant read through vars": ("reads_from_dict_of_module", lambda k: vars(config()).update(CONST=2)),
+    "constant read through __dict__": ("reads_dict_of_module", lambda k: vars(config()).update(CONST=2)),
+    "constant read through globals": ("reads_own_globals", lambda k: vars(k).update(TILE=2)),
+    "default of a helper": ("calls_with_default", lambda k: setattr(k.with_default, "__defaults__", (2,))),
+    "keyword default of a helper": ("calls_with_default", lambda k: k.with_default.__kwdefaults__.update(m=3)),
+    "all keyword defaults": ("calls_with_default", lambda k: setattr(k.with_default, "__kwdefaults__", None)),
     "name that is gone": ("reads_constant", lambda k: vars(k).pop("TILE")),
 }  # fmt: skip
 
@@ -225,7 +261,11 @@ def test_a_change_at_run_time_is_noticed_and_changes_the_key(
     assert_noticed(getattr(kernels, name), lambda: change(kernels))
 
 
-@pytest.mark.parametrize("name", sorted({name for name, _ in CHANGES.values()}))
+# Whatever a module holds may be what these read.
+READS_ALL = {"reads_by_computed_name", "reads_from_dict_of_module", "reads_dict_of_module", "reads_own_globals"}
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in CHANGES.values()} - READS_ALL))
 def test_a_change_of_what_is_not_read_is_ignored(kernels: Any, name: str) -> None:
     function = getattr(kernels, name)
     reach = Reach([function])
@@ -434,3 +474,39 @@ def test_other_distributions_are_named_not_followed() -> None:
 )
 def test_immutable_is_what_cannot_change_inside(value: Any, expected: bool) -> None:
     assert is_immutable(value) is expected
+
+
+def test_a_module_that_is_imported_inside_and_cannot_be_is_left_to_the_call(modules: Modules) -> None:
+    kernels = modules.make(
+        "reach_optional",
+        """
+        def build():
+            try:
+                from reach_broken import VALUE
+            except ImportError:
+                VALUE = 1
+            import reach_nowhere.at_all
+            return VALUE
+        """,
+    )
+    (modules.root / "reach_broken.py").write_text("raise ImportError('no')")
+    assert set(Reach([kernels.build]).encoded()) == set()
+
+
+def test_defaults_without_a_canonical_form_are_for_the_source_to_say(modules: Modules) -> None:
+    kernels = modules.make(
+        "reach_defaults",
+        """
+        import threading
+
+        def helper(lock=threading.Lock(), *, other=threading.Lock()):
+            return 1
+
+        def build():
+            return helper()
+        """,
+    )
+    reach = Reach([kernels.build])
+    assert set(reach.encoded()) == {"reach_defaults.helper"}
+    kernels.helper.__defaults__ = (threading.Lock(),)
+    assert not holds(reach)

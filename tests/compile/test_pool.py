@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -322,7 +323,7 @@ def test_prewarm_again_imports_what_has_come_since(
             )
         )
         module = __import__(name)
-        keys = [key_of(lambda value=value: module.build(value)) for value in (1.0, 2.0, 3.0)]
+        keys = [key_of(functools.partial(module.build, value)) for value in (1.0, 2.0, 3.0)]
         for key in keys:
             assert pool.wait(key, DEADLINE_S) is KeyState.DONE, pool.poll(key)
     imports = [line for line in side_log.read_text().splitlines() if " import come_l" in line]
