@@ -5,6 +5,8 @@ Written for pytest 8.3 to 9.2 and pluggy 1.5 to 1.7; `tests/deferral/test_intern
 
 from __future__ import annotations
 
+import logging
+import os
 import shutil
 import sys
 import types
@@ -87,6 +89,14 @@ def give_back_temporary(item: pytest.Item, path: Path) -> None:
     prefix = path.name.rstrip("0123456789")
     if numbers is not None and numbers.get(prefix.lower()) == int(path.name[len(prefix) :] or 0) + 1:
         numbers[prefix.lower()] -= 1
+
+
+def log_file_handler(config: pytest.Config) -> logging.Handler | None:
+    """The handler that writes `--log-file`; None where nobody asked for one."""
+    handler = getattr(config.pluginmanager.get_plugin("logging-plugin"), "log_file_handler", None)
+    if not isinstance(handler, logging.FileHandler) or handler.baseFilename == os.path.abspath(os.devnull):
+        return None
+    return handler
 
 
 def crash_line(report: pytest.TestReport) -> str:

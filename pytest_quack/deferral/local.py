@@ -15,10 +15,13 @@ item whose attempt came before.
 
 from __future__ import annotations
 
+import logging
+import logging.handlers
 import os
 import sys
 import threading
 from collections.abc import Sequence
+from queue import SimpleQueue
 from typing import Any, Final
 
 import pytest
@@ -36,6 +39,7 @@ MARKER: Final = "compile_in_place"
 # from then on its calls wait.
 MAX_DEFERRALS: Final = 25
 _PUT_OFF: Final = "put off until its kernel is compiled"
+_TO_TEXT: Final = logging.handlers.QueueHandler(SimpleQueue())
 _HELD_HOOKS: Final = ("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish")
 _DROPPED_HOOKS: Final = ("pytest_exception_interact", "pytest_warning_recorded")
 
@@ -309,8 +313,13 @@ class _Gate:
         self._attempt: Attempt | None = None
         self._held: list[tuple[str, Any, dict[str, Any], bool]] = []
         self._former: dict[str, internals.HookExec] = {}
+        self._log_file = internals.log_file_handler(config)
+        self._held_records: list[logging.LogRecord] = []
+        self._is_wider_set_up = False
 
     def install(self) -> None:
+        if self._log_file is not None:
+            self._log_file.emit = self._on_log_record  # type: ignore[method-assign]
         handlers = dict.fromkeys((*_HELD_HOOKS, *_DROPPED_HOOKS), self._on_publish)
         handlers["pytest_runtest_teardown"] = self._on_teardown
         handlers["pytest_runtest_makereport"] = self._on_makereport
@@ -322,6 +331,8 @@ class _Gate:
         self.release()
         for name, former in self._former.items():
             internals.swap_hook_exec(getattr(self._hook, name), former)
+        if self._log_file is not None:
+            del self._log_file.emit  # the class's own again
 
     def open_for(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -334,12 +345,16 @@ class _Gate:
         held, self._held = self._held, []
         for name, methods, kwargs, firstresult in held:
             self._former[name](name, methods, kwargs, firstresult)
+        records, self._held_records = self._held_records, []
+        for record in records:
+            self._write_record(record)
 
     def drop(self) -> None:
         """Forget what is held: it belongs to an attempt that does not count."""
         held, self._held = self._held, []
         for name, _, kwargs, _ in held:
             self._forget(name, kwargs)
+        self._held_records.clear()
 
     def held_reports(self) -> list[pytest.TestReport]:
         return [kwargs["report"] for name, _, kwargs, _ in self._held if name == "pytest_runtest_logreport"]
@@ -378,6 +393,20 @@ class _Gate:
             return nothing
         return self._former[name](name, methods, kwargs, firstresult)
 
+    def _on_log_record(self, record: logging.LogRecord) -> None:
+        """Stands before the handler of `--log-file`, which writes what is logged at once."""
+        attempt = self._attempt
+        is_outside = attempt is None or os.getpid() != self._loop.pid or self._is_wider_set_up
+        if attempt is None or is_outside or (attempt.is_settled and not attempt.is_deferred):
+            self._write_record(record)
+        elif not attempt.is_settled:
+            # As text: what it refers to may change, or be what the attempt must let go of.
+            self._held_records.append(_TO_TEXT.prepare(record))
+
+    def _write_record(self, record: logging.LogRecord) -> None:
+        assert self._log_file is not None
+        type(self._log_file).emit(self._log_file, record)
+
     @staticmethod
     def _note_teardown_error(attempt: Attempt, name: str, kwargs: dict[str, Any]) -> None:
         if name == "pytest_runtest_logreport" and kwargs["report"].failed:
@@ -404,13 +433,17 @@ class _Gate:
 
     def _on_fixture_setup(self, name: str, methods: Sequence[Any], kwargs: dict[str, Any], firstresult: bool) -> Any:
         attempt = self._attempt
+        was_wider, is_wider = self._is_wider_set_up, kwargs["fixturedef"].scope != "function"
+        self._is_wider_set_up = was_wider or is_wider  # it is set up once, so what it logs is said once
         try:
             result = self._former[name](name, methods, kwargs, firstresult)
         except BaseException as error:
             if attempt is not None and attempt.is_deferred:
                 internals.mark_fixture_as_set_up(kwargs["fixturedef"], kwargs["request"], error)
             raise
-        if attempt is not None and kwargs["fixturedef"].scope != "function" and not attempt.is_settled:
+        finally:
+            self._is_wider_set_up = was_wider
+        if attempt is not None and is_wider and not attempt.is_settled:
             attempt.note_wider_fixture()
         return result
 

@@ -206,3 +206,53 @@ def test_it(n):
     result = inner.run()
     assert result.counts == {"passed": 6}, result.show()
     assert "compiled in the test process" not in result.stdout, result.show()
+
+
+def test_log_file_holds_each_record_once(inner: InnerProject) -> None:
+    inner.write("test_it.py", PREAMBLE + LOGGING)
+    lines = {}
+    for jobs in ("2", None):
+        path = inner.root / f"log-{jobs}.txt"
+        options = (f"--log-file={path}", "--log-file-level=INFO", "--log-file-format=%(message)s")
+        result = inner.run(*options, jobs=jobs)
+        assert result.counts == {"passed": 3, "failed": 1}, result.show()
+        assert ("deferred: 4 tests" in result.stdout) == (jobs is not None), result.show()
+        lines[jobs] = sorted(path.read_text().splitlines())
+    assert lines["2"] == lines[None]
+    assert lines["2"].count("before ['a']") == lines["2"].count("the session begins") == 1
+
+
+LOGGING = """
+import logging
+LOG = logging.getLogger("suite")
+
+@pytest.fixture(scope="session", autouse=True)
+def wide():
+    LOG.info("the session begins")
+    yield
+    LOG.info("the session ends")
+
+@pytest.fixture(scope="module")
+def module():
+    LOG.info("the module begins")
+    yield
+    LOG.info("the module ends")
+
+@pytest.fixture
+def narrow(module):
+    LOG.info("set up %s", [1])
+    yield
+    LOG.info("tear down")
+
+@pytest.mark.parametrize("name", ["a", "b", "c", "d"])
+def test_it(narrow, name):
+    state = [name]
+    LOG.info("before %s", state)
+    state.clear()
+    build(name, seconds=0.3)()
+    try:
+        raise ValueError(name)
+    except ValueError:
+        LOG.exception("it raised")
+    assert name != "d"
+"""
