@@ -8,7 +8,6 @@ Every figure is the median over REPEATS rounds; the in-process hits are timed ov
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -19,7 +18,7 @@ import timeit
 from pathlib import Path
 from typing import Any
 
-from environment import describe
+from environment import report
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -179,15 +178,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-cache-") as work:
         os.environ["QUACK_CACHE_DIR"] = str(Path(work) / "cache")
         result = {
-            **describe(),
             **measure_import(args.repeats),
             **measure_hits(Path(work), args.repeats),
             **measure_loads(args.repeats),
         }
-    text = json.dumps(result, indent=1) + "\n"
-    print(text)
-    if args.json:
-        args.json.write_text(text)
+    report(result, args.json)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ Reported are the whole process's wall time and pytest's session time, medians, a
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shutil
@@ -28,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from environment import describe
+from environment import report
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -162,11 +161,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the result here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-plugin-") as work:
-        result = {**describe(), **measure(args, Path(work))}
-    text = json.dumps(result, indent=1) + "\n"
-    print(text)
-    if args.json:
-        args.json.write_text(text)
+        result = measure(args, Path(work))
+    report(result, args.json)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Where and when a measurement was made, for the head of each result file."""
+"""What all result files share: where and when a measurement was made, and how it is written."""
 
 from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 from pathlib import Path
@@ -28,6 +29,14 @@ def describe() -> dict[str, Any]:
         "gpu": _gpu(),
         "versions": versions,
     }
+
+
+def report(result: dict[str, Any], path: Path | None) -> None:
+    """Print a result, and write it to `path` if one is given."""
+    text = json.dumps({**describe(), **result}, indent=1) + "\n"
+    print(text)
+    if path is not None:
+        path.write_text(text)
 
 
 def _cpu() -> str:

@@ -142,6 +142,7 @@ def test_fault():
     table = torch.ones(4, device="cuda")
     table[torch.tensor([1 << 20], device="cuda")]
     compile_scale(0)
+    torch.cuda.synchronize()
 """,
 }
 EXPECTED = {name: {"passed": 1} for name in TESTS}
@@ -185,9 +186,9 @@ def check(name: str, work: Path, jobs: int) -> dict[str, Any]:
     environ = {"EXPECT_POOL": "1"} if name == "launch" else {}
     cold, warm = run(folder, cache, plugin, environ), run(folder, cache, plugin, environ)
     is_right = all(r["counts"] == EXPECTED[name] and "compiled in the test process" not in r for r in (cold, warm))
-    # A fault ends the run before its kernel is there.
-    warm_submitted = 1 if "failed" in EXPECTED[name] else 0
-    is_right = is_right and cold.get("submitted", 0) > 0 and warm.get("submitted") == warm_submitted
+    # A fault may end the run before its kernel is there.
+    warm_submitted = {0, 1} if "failed" in EXPECTED[name] else {0}
+    is_right = is_right and cold.get("submitted", 0) > 0 and warm.get("submitted") in warm_submitted
     sidecars = [json.loads(path.read_text()) for path in cache.rglob("artifacts/*/*.json")]
     archs = sorted({card["arch"] for card in sidecars})
     if not is_right:

@@ -497,10 +497,16 @@ def _why_not_abandon_gpu_work() -> str | None:
     torch = sys.modules.get("torch")
     if torch is None:
         return None
-    cuda = getattr(torch, "cuda", None)
-    if cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing():
+    if _is_capturing(getattr(torch, "cuda", None)):
         return "it runs while a CUDA graph is captured"
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return "it runs in a distributed test"
     return None
+
+
+def _is_capturing(cuda: Any) -> bool:
+    try:
+        return cuda is not None and cuda.is_initialized() and bool(cuda.is_current_stream_capturing())
+    except RuntimeError:  # the device has failed: `_Loop._blame_gpu_faults` says so when the attempt is over
+        return False
