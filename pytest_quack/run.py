@@ -136,6 +136,7 @@ def _why_wait(config: pytest.Config, settings: Settings) -> str | None:
     for name, flag in _WAIT_OPTIONS.items():
         if config.getoption(name, False):
             return f"{flag} is given"
-    if config.getoption("log_cli_level", None) or config.getini("log_cli"):
+    has_logging = config.pluginmanager.hasplugin("logging")
+    if has_logging and (config.getoption("log_cli_level", None) or config.getini("log_cli")):
         return "log_cli is on"
     return None

@@ -119,6 +119,10 @@ def _make_wrapper(jit: JitFunction) -> Callable[..., Any]:
     parameters = [*inspect.signature(jit.function).parameters.values()]
     if any(p.kind in {p.VAR_POSITIONAL, p.VAR_KEYWORD} for p in parameters):
         return _make_variadic_wrapper(jit)
+    # Names of our own that are no parameter's.
+    ours = "_quack"
+    while any(p.name.startswith(ours) for p in parameters):
+        ours += "_"
     declared: list[str] = []
     for before, p in zip([None, *parameters], [*parameters, None], strict=True):
         kind_before, kind = before and before.kind, p and p.kind
@@ -127,17 +131,17 @@ def _make_wrapper(jit: JitFunction) -> Callable[..., Any]:
         if kind is inspect.Parameter.KEYWORD_ONLY and kind_before is not kind:
             declared.append("*")
         if p is not None:
-            declared.append(p.name if p.default is p.empty else f"{p.name}=_quack_not_given")
+            declared.append(p.name if p.default is p.empty else f"{p.name}={ours}_not_given")
     values = "".join(f"{p.name}," for p in parameters)
     source = f"""
 def wrapper({", ".join(declared)}):
     try:
-        _quack_kernel, _quack_check = _quack_hits[({values})]
-        if _quack_check({values}):
-            return _quack_kernel
-    except (KeyError, TypeError, NameError, AttributeError):
+        {ours}_kernel, {ours}_check = {ours}_hits[({values})]
+        if {ours}_check({values}):
+            return {ours}_kernel
+    except {ours}_error:
         pass  # not seen yet, not hashable, or a name that the function reads is gone: the long way tells
-    return _quack_miss(({values}))
+    return {ours}_miss(({values}))
 """
 
     def miss(slot: tuple[Any, ...]) -> Any:
@@ -152,7 +156,8 @@ def wrapper({", ".join(declared)}):
                 args.append(value)
         return jit.call(tuple(args), kwargs, slot, slot)
 
-    scope = {"_quack_hits": jit.hits, "_quack_miss": miss, "_quack_not_given": _NOT_GIVEN, "__name__": __name__}
+    names = {"hits": jit.hits, "miss": miss, "not_given": _NOT_GIVEN, "error": Exception}
+    scope = {**{f"{ours}_{name}": value for name, value in names.items()}, "__name__": __name__}
     exec(compile(source, "<jit_cache>", "exec"), scope)
     wrapper: Callable[..., Any] = scope["wrapper"]  # type: ignore[assignment]
     return wrapper
@@ -167,7 +172,7 @@ def _make_variadic_wrapper(jit: JitFunction) -> Callable[..., Any]:
             kernel, check = hits[slot]
             if check(*args, *kwargs.values()):
                 return kernel
-        except (KeyError, TypeError, NameError, AttributeError):
+        except Exception:  # noqa: BLE001 - as above: what a foreign __hash__ or __eq__ raises is for the long way
             pass
         return jit.call(args, kwargs, slot, (*args, *kwargs.values()))
 

@@ -31,8 +31,15 @@ NOT_KEYED: Final = frozenset(
     }
 )
 # Code through which a read may pass on its way to the mapping, and the methods that read one variable.
-_LIBRARY: Final = frozenset({os.__file__, "<frozen os>", _collections_abc.__file__, "<frozen _collections_abc>"})
-_READING_METHODS: Final = frozenset({"getenv", "get", "pop", "setdefault", "__contains__"})
+_LIBRARY: Final = frozenset(
+    {
+        *(module.__file__ for module in (os, os.path, _collections_abc)),
+        *(f"<frozen {name}>" for name in ("os", "posixpath", "ntpath", "_collections_abc")),
+    }
+)
+_READING_METHODS: Final = frozenset(
+    {"getenv", "getenvb", "get", "pop", "setdefault", "__contains__", "expandvars", "expanduser"}
+)
 
 
 @contextlib.contextmanager
@@ -45,10 +52,15 @@ def seen_environ(home: str) -> Iterator[set[str]]:
     names: set[str] = set()
     kind: Any = type(os.environ)
     read = kind.__getitem__
+    mappings = [mapping for mapping in (os.environ, getattr(os, "environb", None)) if mapping is not None]
 
     def traced(self: Any, name: Any) -> Any:
-        if self is os.environ and isinstance(name, str) and _is_read_by_project(home):
-            names.add(name)
+        if (
+            any(self is mapping for mapping in mappings)
+            and isinstance(name, (str, bytes))
+            and _is_read_by_project(home)
+        ):
+            names.add(os.fsdecode(name))
         return read(self, name)
 
     kind.__getitem__ = traced

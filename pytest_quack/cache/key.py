@@ -148,7 +148,12 @@ class _Encoder:
         elif isinstance(value, types.CellType):
             self.put_cell(value)
         else:
-            self._put_instance(value, kind)
+            try:
+                self._put_instance(value, kind)
+            except (UnkeyableError, RecursionError):
+                raise
+            except Exception as error:  # foreign attributes may raise anything
+                raise UnkeyableError(f"a {_name(kind)} has no canonical form ({error!r})") from error
 
     def _put_class(self, value: type) -> None:
         if is_importable(value):
@@ -194,9 +199,9 @@ class _Encoder:
         if by_value is not None:
             self._put_all(b"named", [_name(kind), by_value(value)])
             return
-        canonical = getattr(value, "__quack_key__", None)
+        canonical = getattr(kind, "__quack_key__", None)
         if callable(canonical):
-            self._put_all(b"custom", [kind, canonical()])
+            self._put_all(b"custom", [kind, canonical(value)])
             return
         if dataclasses.is_dataclass(kind):
             state = [(f.name, getattr(value, f.name, None)) for f in dataclasses.fields(value)]

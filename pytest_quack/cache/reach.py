@@ -7,12 +7,14 @@ values for the key, and can check in well under a microsecond that none of them 
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import dis
 import enum
 import functools
 import importlib
 import inspect
+import re
 import sys
 import types
 from collections.abc import Callable, Collection, Iterator
@@ -21,11 +23,14 @@ from typing import Any
 from pytest_quack.cache import key
 from pytest_quack.cache.snapshot import take_snapshot
 from pytest_quack.cache.sources import absolute_name, is_project_file, module_file
-from pytest_quack.errors import UnkeyableError
+from pytest_quack.errors import CompilePending, UnkeyableError
 
 _IMMUTABLE_ATOMS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range)
 _BINDINGS = (types.FunctionType, types.BuiltinFunctionType, type, types.ModuleType)
 _MAX_OBJECTS = 5000
+_MODULE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_IMPORTING_NAMES = frozenset({"import_module", "__import__", "modules"})
+_READS_NAMESPACE = (globals, eval, exec, locals, vars)
 
 
 def is_immutable(value: Any) -> bool:
@@ -72,11 +77,12 @@ class Reach:
         self._seen: dict[int, Any] = {}
         self._is_cut_short = False
         self._aliases: dict[str, Any] = {}  # a namespace for what has no global name: cells, classes
-        self._classes: list[type] = []
+        self._owners: list[Any] = []  # classes and functions, which have attributes
+        self._has_getattr = False
         self._attributes: set[str] = set()  # names of all attributes that the code reads, of whatever object
         for root in roots:
             self._visit(root)
-        self._note_class_attributes()
+        self._note_attributes()
         self._mutable = [read for read in self.reads.values() if read.is_keyed and not is_immutable(read.value)]
         self._snapshots = [take_snapshot(read.value) for read in self._mutable] if self._is_keyable() else None
         self.check: Callable[[], bool] | None = self._make_check()
@@ -166,9 +172,12 @@ class Reach:
         elif isinstance(value, dict):
             for part in (*value.keys(), *value.values()):
                 self._visit(part)
-        elif not isinstance(value, types.ModuleType):
+        elif isinstance(value, types.ModuleType):
+            if self._is_project(value):
+                self._follow_module(value, [])
+        else:
             self._visit(type(value))
-            for part in list(getattr(value, "__dict__", {}).values()) if self._is_project(type(value)) else ():
+            for part in list(_state(value).values()) if self._is_project(type(value)) else ():
                 self._visit(part)
 
     def _is_project(self, value: Any) -> bool:
@@ -195,31 +204,43 @@ class Reach:
         if not self._is_project(value):
             return
         self.modules.add(value.__module__)
-        self._classes.append(value)
-        for base in value.__bases__:
+        self._owners.append(value)
+        for base in (*value.__bases__, type(value)):
             self._visit(base)
         for member in list(vars(value).values()):
             is_generated = dataclasses.is_dataclass(value) and _is_function(member) and _is_made_by_exec(member)
             if isinstance(member, (types.FunctionType, staticmethod, classmethod, property)) and not is_generated:
                 self._visit(member)
 
-    def _note_class_attributes(self) -> None:
-        """Note what the code may read of classes: members of a name that it reads from anything at all."""
+    def _note_attributes(self) -> None:
+        """Note what the code may read of classes and functions: members of a name that it reads from anything at all.
+
+        Where some of it calls `getattr`, with whatever name, that is every member of a class.
+        """
         done: set[tuple[int, str]] = set()
         while wanted := [
-            (kind, name)
-            for kind in self._classes
-            for name in vars(kind)
-            if name in self._attributes and (id(kind), name) not in done and not issubclass(kind, enum.Enum)
+            (owner, name)
+            for owner in self._owners
+            for name in vars(owner)
+            if (name in self._attributes or (self._has_getattr and isinstance(owner, type)))
+            and (id(owner), name) not in done
+            and not name.startswith("__")
+            and not (isinstance(owner, type) and issubclass(owner, enum.Enum))
         ]:
-            for kind, name in wanted:
-                done.add((id(kind), name))
-                member = vars(kind)[name]
+            for owner, name in wanted:
+                done.add((id(owner), name))
+                member = vars(owner)[name]
                 member = member.__func__ if isinstance(member, staticmethod) else member
-                label = f"{kind.__qualname__}.{name}"
-                is_plain = _is_function(member) or not hasattr(type(member), "__get__")
-                if is_plain and not name.startswith("__") and not {name, label} & self._ignore:
-                    self._note(self._aliases, kind.__module__, f"{self._alias(kind)}.{name}", label, member)
+                label = f"{owner.__qualname__}.{name}"
+                is_ours = self._is_project(type(member))
+                is_plain = _is_function(member) or is_ours or not hasattr(type(member), "__get__")
+                if is_plain and not {name, label} & self._ignore:
+                    # A descriptor of the project is read from the class's own dictionary, or it would be called.
+                    expression = f"{self._alias(owner)}.{name}"
+                    if is_ours and hasattr(type(member), "__get__"):
+                        expression = f"{self._alias(vars(owner))}[{name!r}]"
+                    is_keyed = name in self._attributes or (_is_data(member) and self._can_encode(member))
+                    self._note(self._aliases, owner.__module__, expression, label, member, is_keyed)
 
     def _alias(self, value: Any) -> str:
         name = f"_quack_alias_{id(value)}"
@@ -238,7 +259,12 @@ class Reach:
     def _visit_layer(self, function: types.FunctionType) -> None:
         module = function.__globals__.get("__name__") or ""
         self.modules.add(module)
-        self._attributes.update(_names(function.__code__))
+        self._owners.append(function)
+        names = set(_names(function.__code__))
+        self._attributes.update(names)
+        self._has_getattr |= not names.isdisjoint({"getattr", "attrgetter"})
+        if not names.isdisjoint(_IMPORTING_NAMES):
+            self._follow_named_modules(function.__code__)
         imports = LocalImports(function)
         if module == "__main__" or module not in sys.modules:  # nobody scans its source for imports
             self.modules.update(name for name in imports.modules() if is_project_file(module_file(name)))
@@ -284,16 +310,19 @@ class Reach:
 
     def _follow(self, namespace: dict[str, Any], module: str, chain: tuple[str, ...]) -> None:
         name, *attributes = chain
-        if name == "globals" and name not in namespace:
+        found = namespace.get(name, vars(builtins).get(name))
+        if any(found is reader for reader in _READS_NAMESPACE):
             self._note_contents(namespace, module)
         if name not in namespace or name in self._ignore or name.startswith("__"):
             return
         value = namespace[name]
         if isinstance(value, types.ModuleType) and not self._is_project(value):
             return
-        self._note(namespace, module, name, name, value)
         if isinstance(value, types.ModuleType):
+            self.reads[id(namespace), name] = Read(namespace, module, name, name, value)
             self._follow_module(value, attributes)
+        else:
+            self._note(namespace, module, name, name, value)
 
     def _follow_module(self, value: types.ModuleType, attributes: list[str]) -> None:
         self.modules.add(value.__name__)
@@ -325,23 +354,55 @@ class Reach:
             return None
         try:
             return importlib.import_module(name)
-        except Exception:  # noqa: BLE001 - the call will meet it, or knows how to do without; nothing to note here
+        except (KeyboardInterrupt, CompilePending):
+            raise
+        except BaseException:  # noqa: BLE001 - the call will meet it (a skip, an exit), or does not come to it
             return None
 
+    def _follow_named_modules(self, code: types.CodeType) -> None:
+        """Note the contents of modules that the code names by a text, to import them or to look them up."""
+        for text in _texts(code):
+            module = self._import(text) if _MODULE_NAME.fullmatch(text) else None
+            if module is not None:
+                self._follow_module(module, [])
+
     def _note_contents(self, namespace: dict[str, Any], module: str) -> None:
-        """Note every plain value of a module, and to what its functions and classes are bound."""
+        """Note everything that a module holds, apart from other modules."""
+        if id(namespace) in self._seen:
+            return
+        self._seen[id(namespace)] = namespace
         for name, value in list(namespace.items()):
             if name.startswith("__") or name in self._ignore or isinstance(value, types.ModuleType):
                 continue
-            is_plain = isinstance(value, (*_IMMUTABLE_ATOMS, tuple, list, dict, set, frozenset, enum.Enum))
-            read = Read(namespace, module, name, name, value, is_plain and self._can_encode(value))
-            self.reads.setdefault((id(namespace), name), read)
+            if (id(namespace), name) not in self.reads and name.isidentifier():
+                self._note(namespace, module, name, name, value, self._can_encode(value))
 
     def _note(
         self, namespace: dict[str, Any], module: str, expression: str, name: str, value: Any, is_keyed: bool = True
     ) -> None:
         self._visit(value)
         self.reads[id(namespace), expression] = Read(namespace, module, expression, name, value, is_keyed)
+
+
+def _state(value: Any) -> dict[str, Any]:
+    """An instance's own attributes, without asking a `__getattr__` that it may have."""
+    try:
+        state = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def _is_data(value: Any) -> bool:
+    return isinstance(value, (*_IMMUTABLE_ATOMS, tuple, list, dict, set, frozenset, enum.Enum))
+
+
+def _texts(code: types.CodeType) -> Iterator[str]:
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, types.CodeType):
+            yield from _texts(constant)
 
 
 def _is_function(value: Any) -> bool:

@@ -374,6 +374,7 @@ class _Gate:
         return False
 
     def _on_publish(self, name: str, methods: Sequence[Any], kwargs: dict[str, Any], firstresult: bool) -> Any:
+        __tracebackhide__ = True
         attempt, loop = self._attempt, self._loop
         if attempt is None or os.getpid() != loop.pid:
             return self._former[name](name, methods, kwargs, firstresult)
@@ -400,8 +401,11 @@ class _Gate:
         if attempt is None or is_outside or (attempt.is_settled and not attempt.is_deferred):
             self._write_record(record)
         elif not attempt.is_settled:
-            # As text: what it refers to may change, or be what the attempt must let go of.
-            self._held_records.append(_TO_TEXT.prepare(record))
+            try:  # as text: what it refers to may change, or be what the attempt must let go of
+                self._held_records.append(_TO_TEXT.prepare(record))
+            except Exception:  # noqa: BLE001 - what `emit` does with a record that cannot be formatted
+                assert self._log_file is not None
+                self._log_file.handleError(record)
 
     def _write_record(self, record: logging.LogRecord) -> None:
         assert self._log_file is not None
@@ -424,6 +428,7 @@ class _Gate:
             internals.forget_historic_call(getattr(self._hook, name), kwargs)
 
     def _on_teardown(self, name: str, methods: Sequence[Any], kwargs: dict[str, Any], firstresult: bool) -> Any:
+        __tracebackhide__ = True
         attempt = self._attempt
         if attempt is not None and kwargs.get("item") is attempt.item:
             kwargs = {**kwargs, "nextitem": self._loop.settle(attempt)}
@@ -432,6 +437,7 @@ class _Gate:
         return self._former[name](name, methods, kwargs, firstresult)
 
     def _on_fixture_setup(self, name: str, methods: Sequence[Any], kwargs: dict[str, Any], firstresult: bool) -> Any:
+        __tracebackhide__ = True
         attempt = self._attempt
         was_wider, is_wider = self._is_wider_set_up, kwargs["fixturedef"].scope != "function"
         self._is_wider_set_up = was_wider or is_wider  # it is set up once, so what it logs is said once
@@ -448,6 +454,7 @@ class _Gate:
         return result
 
     def _on_makereport(self, name: str, methods: Sequence[Any], kwargs: dict[str, Any], firstresult: bool) -> Any:
+        __tracebackhide__ = True
         attempt, call = self._attempt, kwargs["call"]
         if attempt is not None and attempt.is_deferred and not attempt.is_settled:
             internals.forget_unittest_errors(kwargs["item"])

@@ -438,7 +438,8 @@ SHAPES = {
     ],
     "a, b=1, /, c=2, *, d=3": ["(1)", "(1, 2, 3, d=4)", "(1, c=5)", "(1, 2, d=9)", "(a=1)", "(1, b=2)", "()"],
     "a=0, b=1, c=2": ["()", "(c=9)", "(1, c=9)", "(b=9)", "(9)", "(1, 2, 3)", "(True)", "(1.0)", "(1, a=2)", "(z=1)"],
-    "_quack_hits, kernel=1, check=2": ["(1)", "(1, check=5)", "(1, kernel=5)"],
+    "_quack_hits, _quack_miss=1, _quack_kernel=2": ["(1)", "(1, _quack_kernel=5)", "(1, _quack_miss=5)"],
+    "Exception, KeyError=1, kernel=2": ["(1)", "(1, kernel=5)", "(1, KeyError=5)"],
     "*args, **kwargs": ["()", "(1)", "(1, a=2)", "(a=2)", "(a=2, b=3)", "((1,), 'a', 2)"],
 }
 
@@ -464,3 +465,24 @@ def test_a_default_that_is_replaced_is_used(runtime: Runtime) -> None:
     assert "('b', 5), ('c', 2)" in decorated(0).name
     plain.__kwdefaults__["c"] = 6  # type: ignore[attr-defined]
     assert "('b', 5), ('c', 6)" in decorated(0).name
+
+
+class Grumpy:
+    """Neither hashed nor compared, and asked for nothing that it does not have."""
+
+    def __hash__(self) -> int:
+        raise ValueError("no hash")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no comparison")
+
+    def __getattr__(self, name: str) -> Any:
+        raise LookupError(name)
+
+
+def test_an_argument_that_refuses_everything_is_only_not_kept(runtime: Runtime) -> None:
+    decorated, plain = shaped_as("a, *, b=1")
+    grumpy = Grumpy()
+    assert decorated(grumpy).name == decorated(grumpy).name == plain(grumpy).name
+    variadic, _ = shaped_as("*args")
+    assert "Grumpy" in variadic(grumpy).name

@@ -381,6 +381,8 @@ COMPUTED_ENVIRON = {
     "alias": "env = os.environ\ndef read(): return env['KERN_' + 'TILE'] if 'KERN_' + 'TILE' in env else '0'",
     "helper": "def get(name): return os.getenv(name, '0')\ndef read(): return get('KERN_TILE')",
     "method": "get = os.environ.get\ndef read(): return get('KERN_TILE', '0')",
+    "expanded text": "def read(): return os.path.expandvars('$KERN' + '_TILE').replace('$KERN_TILE', '0')",
+    "bytes": "def read(): return os.environb.get(b'KERN' + b'_TILE', b'0')",
     "module imported inside": "def read():\n    import late\n    return late.TILE",
 }
 

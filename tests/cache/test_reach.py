@@ -170,6 +170,38 @@ KERNELS = """
     def reads_from_dict_of_module(): return vars(reach_config)["CON" + "ST"]
     def reads_dict_of_module(): return reach_config.__dict__["CON" + "ST"]
     def reads_own_globals(): return globals()["TI" + "LE"]
+    def reads_class_attribute_by_getattr(): return getattr(Options, "stages")
+    def reads_class_attribute_by_computed_name(): return getattr(BOX_OF, "til" + "e")
+    BOX_OF = Kernel(1)
+    def reads_instance_by_computed_name(): return getattr(reach_config, "hold" + "er").size
+    def calls_helper_by_computed_name(): return getattr(reach_config, "other" + "_helper")()
+    STORED = [reach_config]
+    class Holding:
+        module = reach_config
+    def reads_stored_module(): return STORED[0].CONST
+    def reads_module_of_a_class(): return Holding.module.CONST
+    def reads_module_in_default(m=reach_config): return m.CONST
+    def reads_module_by_import_module():
+        import importlib
+        return importlib.import_module("reach_config").CONST
+    def reads_module_from_sys_modules():
+        import sys
+        return sys.modules["reach_config"].CONST
+    def with_attribute(): return with_attribute.scale
+    with_attribute.scale = 2
+    def reads_function_attribute(): return with_attribute()
+    class Descriptor:
+        def __init__(self, value): self.value = value
+        def __get__(self, instance, owner): return self.value
+    class Described:
+        size = Descriptor(1)
+    def reads_descriptor(): return Described.size
+    class Meta(type):
+        def __getattr__(cls, name): return METAVALUE
+    METAVALUE = 1
+    class WithMeta(metaclass=Meta): pass
+    def reads_through_metaclass(): return WithMeta.anything
+    def reads_by_eval(): return eval("TI" + "LE")
     def with_default(n=1, *, m=2): return n + m
     def calls_with_default(): return with_default()
     def reads_in_class_body():
@@ -180,6 +212,11 @@ KERNELS = """
 CONFIG = """
     CONST = 1
     imported_constant = 2
+
+    class Holder:
+        size = 1
+
+    holder = Holder()
     HIDDEN = 3
 
     def other_helper():
@@ -247,6 +284,27 @@ CHANGES: dict[str, tuple[str, Callable[[Any], object]]] = {
     "constant read through vars": ("reads_from_dict_of_module", lambda k: vars(config()).update(CONST=2)),
     "constant read through __dict__": ("reads_dict_of_module", lambda k: vars(config()).update(CONST=2)),
     "constant read through globals": ("reads_own_globals", lambda k: vars(k).update(TILE=2)),
+    "class attribute by getattr": (
+        "reads_class_attribute_by_getattr", lambda k: setattr(k.Options, "stages", 3)
+    ),
+    "class attribute by a computed name": (
+        "reads_class_attribute_by_computed_name", lambda k: setattr(k.Base, "tile", 5)
+    ),
+    "instance by a computed name": (
+        "reads_instance_by_computed_name", lambda k: setattr(config().holder, "size", 2)
+    ),
+    "default of a helper by a computed name": (
+        "calls_helper_by_computed_name", lambda k: vars(config()).update(HIDDEN=4)
+    ),
+    "stored module": ("reads_stored_module", lambda k: vars(config()).update(CONST=2)),
+    "module of a class": ("reads_module_of_a_class", lambda k: vars(config()).update(CONST=2)),
+    "module in a default": ("reads_module_in_default", lambda k: vars(config()).update(CONST=2)),
+    "module by import_module": ("reads_module_by_import_module", lambda k: vars(config()).update(CONST=2)),
+    "module from sys.modules": ("reads_module_from_sys_modules", lambda k: vars(config()).update(CONST=2)),
+    "attribute of a function": ("reads_function_attribute", lambda k: setattr(k.with_attribute, "scale", 3)),
+    "state of a descriptor": ("reads_descriptor", lambda k: setattr(vars(k.Described)["size"], "value", 2)),
+    "value read by a metaclass": ("reads_through_metaclass", lambda k: vars(k).update(METAVALUE=2)),
+    "value read by eval": ("reads_by_eval", lambda k: vars(k).update(TILE=2)),
     "default of a helper": ("calls_with_default", lambda k: setattr(k.with_default, "__defaults__", (2,))),
     "keyword default of a helper": ("calls_with_default", lambda k: k.with_default.__kwdefaults__.update(m=3)),
     "all keyword defaults": ("calls_with_default", lambda k: setattr(k.with_default, "__kwdefaults__", None)),
@@ -262,7 +320,21 @@ def test_a_change_at_run_time_is_noticed_and_changes_the_key(
 
 
 # Whatever a module holds may be what these read.
-READS_ALL = {"reads_by_computed_name", "reads_from_dict_of_module", "reads_dict_of_module", "reads_own_globals"}
+READS_ALL = {
+    "calls_helper_by_computed_name",
+    "reads_by_computed_name",
+    "reads_by_eval",
+    "reads_class_attribute_by_computed_name",
+    "reads_dict_of_module",
+    "reads_from_dict_of_module",
+    "reads_instance_by_computed_name",
+    "reads_module_by_import_module",
+    "reads_module_from_sys_modules",
+    "reads_module_in_default",
+    "reads_module_of_a_class",
+    "reads_own_globals",
+    "reads_stored_module",
+}
 
 
 @pytest.mark.parametrize("name", sorted({name for name, _ in CHANGES.values()} - READS_ALL))
@@ -510,3 +582,20 @@ def test_defaults_without_a_canonical_form_are_for_the_source_to_say(modules: Mo
     assert set(reach.encoded()) == {"reach_defaults.helper"}
     kernels.helper.__defaults__ = (threading.Lock(),)
     assert not holds(reach)
+
+
+@pytest.mark.parametrize(
+    "text", ["import sys; sys.exit('no')", "import pytest; pytest.skip('no', allow_module_level=True)"]
+)
+def test_a_module_that_skips_or_exits_when_it_is_imported_spoils_nothing(modules: Modules, text: str) -> None:
+    (modules.root / "reach_exits.py").write_text(text)
+    kernels = modules.make(
+        "reach_fancy",
+        """
+        def build(is_fancy=False):
+            if is_fancy:
+                from reach_exits import VALUE
+            return 1
+        """,
+    )
+    assert set(Reach([kernels.build]).encoded()) == {"reach_fancy.build.__defaults__"}

@@ -256,3 +256,67 @@ def test_it(narrow, name):
         LOG.exception("it raised")
     assert name != "d"
 """
+
+
+@pytest.mark.parametrize("name", ["logging", "terminal", "subtests", "unittest", "tmpdir", "warnings", "faulthandler"])
+def test_without_a_plugin_of_pytest(inner: InnerProject, name: str) -> None:
+    inner.write(
+        "test_it.py", PREAMBLE + "def test_it():\n    build('a', seconds=0.3)()\n\ndef test_no():\n    assert 0\n"
+    )
+    cold = inner.run("-p", f"no:{name}")
+    assert cold.status == 1, cold.show()
+    assert sorted(cold.outcomes.values()) == [["failure"], ["passed"]], cold.show()
+
+
+def test_tracebacks_show_none_of_our_frames(inner: InnerProject) -> None:
+    inner.write(
+        "conftest.py",
+        """
+        import pytest
+
+        @pytest.fixture
+        def broken():
+            raise ValueError("set-up")
+
+        @pytest.fixture
+        def leaving():
+            yield
+            raise ValueError("tear-down")
+        """,
+    )
+    cold, plain = cold_and_plain(
+        inner,
+        """
+def test_cold():
+    build("a", seconds=0.3)()
+
+def test_broken(broken):
+    pass
+
+def test_leaving(leaving):
+    pass
+""",
+    )
+    assert "pytest_quack/" not in cold.stdout, cold.show()
+    tracebacks = [
+        result.stdout.partition("= ERRORS =")[2].partition("short test summary")[0] for result in (cold, plain)
+    ]
+    assert [sorted(line for line in text.splitlines() if line.startswith("E ")) for text in tracebacks][0]
+    assert tracebacks[0].count("conftest.py:") == tracebacks[1].count("conftest.py:")
+
+
+def test_record_that_cannot_be_formatted_fails_no_test(inner: InnerProject) -> None:
+    path = inner.root / "log.txt"
+    cold_and_plain(
+        inner,
+        """
+import logging
+
+def test_it():
+    logging.debug("wrong %s %s", 1)
+    build("a", seconds=0.3)()
+""",
+        f"--log-file={path}",
+        "--log-level=WARNING",
+        "--log-file-level=DEBUG",
+    )
