@@ -79,8 +79,8 @@ def jit_cache(
 
     Args:
         ignore: names of module globals that the kernel does not depend on, though the function reads them.
-        environ: more environment variables that change the output; those that the sources read by a constant name are
-            found by themselves.
+        environ: more environment variables that change the output; those that code of the project reads are found by
+            themselves.
         backend: which compiler; a built-in name or "package.module:attribute".
 
     Raises, when the decorated function is called: whatever the function itself raises; `CompilePending` where a pool

@@ -298,11 +298,8 @@ def test_leaving(leaving):
 """,
     )
     assert "pytest_quack/" not in cold.stdout, cold.show()
-    tracebacks = [
-        result.stdout.partition("= ERRORS =")[2].partition("short test summary")[0] for result in (cold, plain)
-    ]
-    assert [sorted(line for line in text.splitlines() if line.startswith("E ")) for text in tracebacks][0]
-    assert tracebacks[0].count("conftest.py:") == tracebacks[1].count("conftest.py:")
+    errors = [result.stdout.partition("= ERRORS =")[2] for result in (cold, plain)]
+    assert errors[0].count("conftest.py:") == errors[1].count("conftest.py:") > 0
 
 
 def test_record_that_cannot_be_formatted_fails_no_test(inner: InnerProject) -> None:
