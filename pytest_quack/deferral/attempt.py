@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import sys
 import traceback
 import warnings
@@ -21,46 +20,8 @@ from typing import Any
 
 import pytest
 
+from pytest_quack.deferral.generators import Generators
 from pytest_quack.deferral.internals import ItemState, give_back_temporary
-
-
-@dataclass(slots=True)
-class Generators:
-    """The state of the process's random generators, with which every attempt of a test begins."""
-
-    python: Any
-    numpy: Any
-    torch: Any
-    torch_cuda: Any
-
-    @classmethod
-    def capture(cls) -> Generators:
-        numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
-        has_cuda = torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized()
-        return cls(
-            python=random.getstate(),
-            numpy=numpy.get_state(legacy=False) if numpy is not None else None,
-            torch=torch.get_rng_state() if torch is not None and hasattr(torch, "get_rng_state") else None,
-            torch_cuda=torch.cuda.get_rng_state_all() if has_cuda else None,  # type: ignore[union-attr]
-        )
-
-    def restore(self) -> None:
-        random.setstate(self.python)
-        if self.numpy is not None:
-            sys.modules["numpy.random"].set_state(self.numpy)
-        if self.torch is not None:
-            sys.modules["torch"].set_rng_state(self.torch)
-        self._restore_cuda()
-
-    def _restore_cuda(self) -> None:
-        cuda = getattr(sys.modules.get("torch"), "cuda", None)
-        if cuda is None or not cuda.is_initialized():
-            return
-        if self.torch_cuda is not None:
-            cuda.set_rng_state_all(self.torch_cuda)
-        else:  # the attempt was the first to use the device: back to where its generators began
-            for generator in cuda.default_generators:
-                generator.manual_seed(generator.initial_seed())
 
 
 @dataclass(slots=True)

@@ -29,7 +29,8 @@ import pytest
 from pytest_quack.compile.job import KeyState
 from pytest_quack.compile.pool import CompilePool
 from pytest_quack.deferral import internals
-from pytest_quack.deferral.attempt import Attempt, Generators, clear_quietly
+from pytest_quack.deferral.attempt import Attempt, clear_quietly
+from pytest_quack.deferral.generators import Generators
 from pytest_quack.deferral.queue import ItemQueue, Place
 from pytest_quack.errors import CompilePending
 from pytest_quack.runtime import Notices
