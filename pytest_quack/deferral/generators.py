@@ -80,7 +80,7 @@ class PythonState:
 
 
 def _find_memory(owner: Any) -> tuple[int, int] | None:
-    """Address and size in bytes of an index and the words behind the header of the object; None if they are not there."""
+    """Where the generator keeps an index and its words: address and size in bytes; None if not behind its header."""
     if type(owner) is not random.Random or not hasattr(owner, "gauss_next"):
         return None
     place = id(owner) + _HEADER_BYTES, 4 * (_WORDS + 1)
