@@ -20,6 +20,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from pytest_quack.backends import source_code
 from pytest_quack.errors import UnkeyableError
 
 _MAX_DEPTH = 60
@@ -175,7 +176,7 @@ class _Encoder:
             return
         self._out.append(b"by value[")
         self._put_all(b"name", [value.__module__, value.__qualname__])
-        self.put_code(value.__code__)
+        self.put_code(source_code(value))
         self._put_all(b"defaults", [value.__defaults__, sorted((value.__kwdefaults__ or {}).items())])
         self._put_all(b"captured", value.__closure__ or ())
         self._out.append(b"]")

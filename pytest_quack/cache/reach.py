@@ -20,6 +20,7 @@ import types
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+from pytest_quack.backends import source_code
 from pytest_quack.cache import key
 from pytest_quack.cache.snapshot import take_snapshot
 from pytest_quack.cache.sources import absolute_name, is_project_file, module_file
@@ -257,18 +258,19 @@ class Reach:
             function = getattr(function, "__wrapped__", None)
 
     def _visit_layer(self, function: types.FunctionType) -> None:
+        code = source_code(function)
         module = function.__globals__.get("__name__") or ""
         self.modules.add(module)
         self._owners.append(function)
-        names = set(_names(function.__code__))
+        names = set(_names(code))
         self._attributes.update(names)
         self._has_getattr |= not names.isdisjoint({"getattr", "attrgetter"})
         if not names.isdisjoint(_IMPORTING_NAMES):
-            self._follow_named_modules(function.__code__)
+            self._follow_named_modules(code)
         imports = LocalImports(function)
         if module == "__main__" or module not in sys.modules:  # nobody scans its source for imports
             self.modules.update(name for name in imports.modules() if is_project_file(module_file(name)))
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             try:
                 value = cell.cell_contents
             except ValueError:
@@ -280,7 +282,7 @@ class Reach:
             expression, label = f"{self._alias(cell)}.cell_contents", f"{function.__qualname__}.{name}"
             self._note(self._aliases, module, expression, label, value, is_keyed)
         self._note_function(function, module)
-        for is_global, chain in _chains(function.__code__, imports.names):
+        for is_global, chain in _chains(code, imports.names):
             if is_global:
                 self._follow(function.__globals__, module, chain)
             else:
@@ -472,7 +474,7 @@ class LocalImports:
         namespace = function.__globals__
         self._package = str(namespace.get("__name__") or "")
         self._is_package = "__path__" in namespace
-        self._scan(function.__code__)
+        self._scan(source_code(function))
 
     def modules(self) -> Iterator[str]:
         """Every module that may be meant: a name taken from a package may be one."""

@@ -44,6 +44,12 @@ def forget_historic_call(caller: Any, kwargs: dict[str, Any]) -> None:
         history[:] = [entry for entry in history if entry[0] is not kwargs]
 
 
+def holds_fixtures(session: pytest.Session, node: Any) -> bool:
+    """Whether anything besides the node itself will be torn down with it."""
+    entry = session._setupstate.stack.get(node)
+    return entry is not None and len(entry[0]) > 1
+
+
 def tear_down_to(session: pytest.Session, nextitem: pytest.Item | None) -> None:
     """Tear down what is set up now and `nextitem` does not need. Raises what the finalizers raise."""
     session._setupstate.teardown_exact(nextitem)

@@ -130,7 +130,8 @@ class _Loop:
         self._pool = pool
         self._notices = notices
         self._items = session.items
-        self._queue = ItemQueue([place_of(item) for item in self._items])
+        self._places = [place_of(item) for item in self._items]
+        self._queue = ItemQueue(self._places)
         self._generators: dict[int, Generators] = {}
         self._waiting_for: dict[int, frozenset[str]] = {}
         self.owed_errors: dict[int, pytest.TestReport] = {}
@@ -221,8 +222,17 @@ class _Loop:
             self._gate.release()
             self._queue.finish(index)
         self._collect_ready()
-        self._next = self._queue.take(index)
+        self._next = self._queue.take(index, self._scopes_in_use(index))
         return self._teardown_target(attempt)
+
+    def _scopes_in_use(self, index: int) -> list[int]:
+        """The scopes of an item, by position, that hold fixtures; the session is never left."""
+        scopes = self._places[index].scopes
+        return [
+            level
+            for level, scope in enumerate(scopes)
+            if level and (isinstance(scope, tuple) or internals.holds_fixtures(self._session, scope))
+        ]
 
     def _teardown_target(self, attempt: Attempt) -> pytest.Item | None:
         session = self._session
@@ -277,7 +287,7 @@ class _Loop:
         last = self._current
         while True:
             self._collect_ready()
-            index = self._queue.take(last)
+            index = self._queue.take(last, self._scopes_in_use(last))
             if index is not None:
                 break
             keys = {key for i in self._queue.parked for key in self._waiting_for[i]}

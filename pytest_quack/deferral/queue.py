@@ -8,6 +8,7 @@ through. Within a class the order is kept: while one item of it is put off, the 
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,7 @@ class ItemQueue:
         self._parked: set[int] = set()
         self._held: dict[Hashable, list[int]] = {}
         self._waiting: dict[Hashable, set[int]] = {}  # by group: items that are parked or ready
+        self._delayed: Counter[tuple[Hashable, ...]] = Counter()  # by scope: items that are parked, ready or held
         self._finished = 0
 
     @property
@@ -56,10 +58,17 @@ class ItemQueue:
         """Items that wait for their keys."""
         return frozenset(self._parked)
 
-    def take(self, last: int | None) -> int | None:
-        """The item to run after `last`; None where all that is left waits. It leaves the queue."""
-        ready = [index for index in self._ready if not self._is_blocked(index)]
+    def take(self, last: int | None, in_use: Sequence[int] = ()) -> int | None:
+        """The item to run after `last`; None where all that may run now waits. It leaves the queue.
+
+        `in_use` names the scopes of `last`, by position, that hold something set up. Such a scope is not left while an
+        item of it waits, or what it holds would have to be set up again.
+        """
+        least = self._scopes_to_keep(last, in_use)
+        ready = [i for i in self._ready if not self._is_blocked(i) and self._closeness(i, last) >= least]
         fresh = self._peek_fresh()
+        if fresh is not None and self._closeness(fresh, last) < least:
+            fresh = None
         choice = self._best(ready, last)
         if choice is None or (fresh is not None and self._closeness(fresh, last) > self._closeness(choice, last)):
             choice = fresh
@@ -69,12 +78,14 @@ class ItemQueue:
             self._next_fresh += 1
         else:
             self._ready.remove(choice)
+            self._count_delayed(choice, -1)
             self._waiting.get(self._places[choice].ordered_group, set()).discard(choice)
         return choice
 
     def park(self, index: int) -> None:
         """The item was put off."""
         self._parked.add(index)
+        self._count_delayed(index, 1)
         self._wait_in_group(index)
 
     def unpark(self, index: int) -> None:
@@ -90,6 +101,18 @@ class ItemQueue:
             bisect.insort(self._ready, held)
             self._wait_in_group(held)
 
+    def _scopes_to_keep(self, last: int | None, in_use: Sequence[int]) -> int:
+        """How many of the scopes of `last` the next item must share."""
+        if last is None:
+            return 0
+        scopes = self._places[last].scopes
+        return max((level + 1 for level in in_use if self._delayed[scopes[: level + 1]]), default=0)
+
+    def _count_delayed(self, index: int, step: int) -> None:
+        scopes = self._places[index].scopes
+        for level in range(len(scopes)):
+            self._delayed[scopes[: level + 1]] += step
+
     def _wait_in_group(self, index: int) -> None:
         self._waiting.setdefault(self._places[index].ordered_group, set()).add(index)
 
@@ -99,6 +122,7 @@ class ItemQueue:
             if not self._is_blocked(index):
                 return index
             self._held.setdefault(self._places[index].ordered_group, []).append(index)
+            self._count_delayed(index, 1)
             self._next_fresh += 1
         return None
 

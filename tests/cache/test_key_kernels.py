@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_quack.cache.key import encode
+from pytest_quack.cache.reach import Reach
 from pytest_quack.errors import UnkeyableError
 from support.inner import ROOT
 
@@ -80,6 +81,7 @@ def test_a_tensor_is_refused_and_told_what_to_pass_instead(value: Any) -> None:
 ASKED = """
 import torch, cutlass
 from pytest_quack.cache.key import encode
+from pytest_quack.cache.reach import Reach
 for value in ({torch.float16, torch.bfloat16, "x"}, {cutlass.Float32: 1}, torch.Size([2]), cutlass.Int32(1)):
     print(encode(value).hex())
 """
@@ -95,3 +97,35 @@ def test_bytes_of_dtypes_are_the_same_in_processes_with_other_hash_seeds() -> No
         said.append(done.stdout)
     assert said[0] == said[1]
     assert len(said[0].split()) == 4
+
+
+OWN = 2
+
+
+@cute.jit  # type: ignore[misc, untyped-decorator, unused-ignore] - the DSL's decorators have no types
+def looped(x: cute.Tensor, y: cute.Tensor) -> None:
+    for i in range(cute.size(x)):
+        value = x[i]
+        if value > cutlass.Float32(0.0):
+            value = value * OWN
+        y[i] = value
+
+
+def compile_looped() -> Any:
+    x, y = (
+        cute.runtime.make_fake_compact_tensor(
+            cutlass.Float32, (8,), stride_order=(0,), memspace=cutlass.AddressSpace.generic
+        )
+        for _ in range(2)
+    )
+    return cute.compile(looped, x, y)
+
+
+def test_compiling_a_function_changes_neither_its_bytes_nor_what_it_reads() -> None:
+    """The DSL rewrites a function in place; what counts is what its author wrote."""
+    local = kernel(5)
+    before = encode(local), Reach([compile_looped]).encoded(), Reach([compile_looped]).modules
+    compile_looped()
+    cute.compile(local, cutlass.Int32(1))
+    assert (encode(local), Reach([compile_looped]).encoded(), Reach([compile_looped]).modules) == before
+    assert "OWN" in "".join(before[1])

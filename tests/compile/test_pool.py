@@ -300,12 +300,19 @@ def test_prewarm_starts_the_server_before_the_first_miss(pool: CompilePool) -> N
     assert pool.stats().submitted == 0
 
 
+def start_server(pool: CompilePool) -> psutil.Process:
+    """The process that the pool forks its compile processes from."""
+    others = set(psutil.Process().children())
+    pool.prewarm()
+    until(lambda: len(set(psutil.Process().children()) - others) > 0)
+    (server,) = set(psutil.Process().children()) - others
+    return server
+
+
 def test_prewarm_again_imports_what_has_come_since(
     pool: CompilePool, side_log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool.prewarm()
-    until(lambda: len(psutil.Process().children()) > 0)
-    server = psutil.Process().children()[0]
+    server = start_server(pool)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("come_late", "come_later"):
         (tmp_path / f"{name}.py").write_text(
@@ -339,9 +346,7 @@ def test_prewarm_again_imports_what_has_come_since(
 def test_environment_that_is_adopted_replaces_a_server_that_began_with_another(
     pool: CompilePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool.prewarm()
-    until(lambda: len(psutil.Process().children()) > 0)
-    (early,) = psutil.Process().children()
+    early = start_server(pool)
     pool.adopt_environ()
     pool.prewarm()
     assert pool.wait(key_of(lambda: light.build("a")), DEADLINE_S) is KeyState.DONE

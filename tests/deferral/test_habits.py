@@ -317,3 +317,57 @@ def test_it():
         "--log-level=WARNING",
         "--log-file-level=DEBUG",
     )
+
+
+def test_wider_fixtures_are_set_up_once(inner: InnerProject) -> None:
+    inner.write("test_later.py", PREAMBLE + "\ndef test_later():\n    build('later', seconds=0.1)()\n")
+    cold, plain = cold_and_plain(
+        inner,
+        """
+import unittest
+
+@pytest.fixture(scope="module", params=[1, 2])
+def wide(request):
+    log(f"+module {request.param}")
+    yield
+    log(f"-module {request.param}")
+
+@pytest.fixture(scope="class")
+def filled():
+    log("+class")
+    yield {}
+    log("-class")
+
+class TestTable:
+    @pytest.mark.parametrize("name", ["a", "b"])
+    def test_fill(self, filled, name):
+        build(name, seconds=0.3)()
+        filled[name] = True
+
+    def test_all(self, filled):
+        assert set(filled) == {"a", "b"}
+
+    class TestInner:
+        def test_inner(self, filled):
+            build("inner", seconds=0.3)()
+
+class Case(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        log("+case")
+
+    def test_it(self):
+        build("case", seconds=0.3)()
+
+def test_module(wide):
+    build("module", seconds=0.3)()
+
+def test_free():
+    build("free", seconds=0.3)()
+""",
+        ".",
+    )
+    assert {e: n for e, n in cold.events.items() if e[0] in "+-"} == {
+        e: n for e, n in plain.events.items() if e[0] in "+-"
+    }
+    assert cold.events["+class"] == plain.events["+class"]

@@ -111,3 +111,28 @@ def test_every_item_is_finished_once_and_classes_keep_their_order(places: list[s
     for group in {text for text in places if "/" in text}:
         members = [index for index in finished if places[index] == group]
         assert members == sorted(members)
+
+
+def test_scope_that_holds_something_is_not_left_while_an_item_of_it_waits() -> None:
+    queue = ItemQueue([place("a"), place("a/B"), place("a"), place("c")])
+    assert queue.take(None) == 0
+    queue.finish(0)
+    assert queue.take(0) == 1
+    queue.park(1)
+    assert queue.take(1, [2]) is None, "nothing else of the class"
+    assert queue.take(1, [1]) == 2, "the class holds nothing, the module does"
+    queue.finish(2)
+    assert queue.take(2, [1]) is None
+    queue.unpark(1)
+    assert queue.take(2, [1]) == 1
+    queue.finish(1)
+    assert queue.take(1, [1, 2]) == 3
+
+
+def test_scope_is_left_where_it_holds_nothing_or_nothing_waits() -> None:
+    queue = ItemQueue([place("a"), place("b"), place("c")])
+    assert queue.take(None) == 0
+    queue.park(0)
+    assert queue.take(0) == 1
+    queue.finish(1)
+    assert queue.take(1, [1]) == 2
