@@ -65,6 +65,9 @@ class Backend:
     def load(self, artifact):
         return print
 
+    def interception(self, resolver, notice):
+        return None
+
     def worker_environ(self):
         return {}
 

@@ -7,10 +7,12 @@ from typing import Final
 
 import pytest
 
+from pytest_quack.backends import DEFAULT, Interception, find_backend
 from pytest_quack.cache.directory import open_directory
+from pytest_quack.cache.traced import TraceCache
 from pytest_quack.compile import active, preload
 from pytest_quack.compile.pool import CompilePool
-from pytest_quack.compile.preload import ImportWatch
+from pytest_quack.compile.preload import AfterImport, ImportWatch
 from pytest_quack.deferral.local import Deferral
 from pytest_quack.report import summary
 from pytest_quack.runtime import Runtime, replace_runtime
@@ -39,13 +41,24 @@ class QuackRun:
     pool_before: CompilePool | None = None
     deferral: Deferral | None = None
     import_watch: ImportWatch | None = None
+    interception: Interception | None = None
+    after_import: AfterImport | None = None
 
     def begin(self) -> None:
-        """Watch for the import of the compiler, where kernels are going to be missing: nothing is stored yet."""
+        """Watch for the import of the compiler: to take its compiles, and to start the server if nothing is stored."""
+        self._intercept()
         store = self.runtime.store
         if self.pool is not None and (store is None or store.is_empty()):
             self.import_watch = ImportWatch(preload.heralds(), self.pool.prewarm)
             self.import_watch.install()
+
+    def _intercept(self) -> None:
+        if self.pool is None or not self.settings.is_interception_on:
+            return
+        self.interception = find_backend(DEFAULT).interception(TraceCache(DEFAULT), self.runtime.notices.add)
+        if self.interception is not None:
+            self.after_import = AfterImport(self.interception.module, self.interception.install)
+            self.after_import.install()
 
     def header(self) -> str | None:
         if self.pool is None or self.deferral is None:
@@ -114,8 +127,9 @@ def end_run(config: pytest.Config) -> None:
     if run is None:
         return
     del config.stash[_RUN_KEY]
-    if run.import_watch is not None:
-        run.import_watch.remove()
+    for part in (run.import_watch, run.after_import, run.interception):
+        if part is not None:
+            part.remove()
     if run.pool is not None:
         active.deactivate(run.pool_before)
         run.pool.shutdown()

@@ -29,6 +29,8 @@ class Settings:
         cache_dir: the directory that the user named; None for the default place.
         is_cache_enabled: whether artifacts are looked up and stored on disk.
         is_cache_trusted: whether a directory that others own or can write to is used all the same.
+        is_interception_on: whether every compile of the DSL is looked up and compiled in the pool, or only those of
+            `jit_cache`.
         sources: directories whose files count as sources of every compile function.
     """
 
@@ -39,6 +41,7 @@ class Settings:
     cache_dir: str | None = None
     is_cache_enabled: bool = True
     is_cache_trusted: bool = False
+    is_interception_on: bool = False
     sources: tuple[str, ...] = ()
 
     @property
@@ -182,6 +185,16 @@ OPTIONS: Final = (
         parse_bool,
         "BOOL",
         "1 uses a cache directory that others own or can write to; artifacts are code that this process runs.",
+    ),
+    Option(
+        "is_interception_on",
+        "--async-compile-intercept",
+        "async_compile_intercept",
+        ("QUACK_COMPILE_INTERCEPT",),
+        parse_bool,
+        "BOOL",
+        "1: every cute.compile of any code is cached and compiled in the pool, not only jit_cache. Not complete yet, "
+        "so 0 is the default.",
     ),
     Option(
         "sources",

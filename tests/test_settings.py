@@ -25,6 +25,7 @@ SOURCES = {
     "cache_dir": (("/a", "/a"), ("b", "b"), ("~/c", "~/c")),
     "is_cache_enabled": (("0", False), ("yes", True), ("off", False)),
     "is_cache_trusted": ((None, None), (None, None), ("1", True)),
+    "is_interception_on": (("1", True), ("0", False), ("yes", True)),
     "sources": ((None, None), ("a\nb", ("a", "b")), (f"a{os.pathsep}b", ("a", "b"))),
 }
 

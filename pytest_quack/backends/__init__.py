@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType
 from typing import Any, Final, Protocol
 
 from pytest_quack.cache.store import Artifact
@@ -36,11 +37,44 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A compiled kernel as bytes: `abi` says how to call it, `arch` what its device code needs (empty: none)."""
+    """A compiled kernel as bytes.
 
-    payload: bytes
+    Attributes:
+        abi: how to call it.
+        arch: what its device code needs; empty where it has none.
+        content_key: that of its trace, where one was taken.
+        extra: what the backend must know to use it, besides its bytes.
+    """
+
+    payload: bytes = field(repr=False)
     abi: str
     arch: str
+    content_key: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Interception(Protocol):
+    """A backend's compiles, taken where they happen.
+
+    Attributes:
+        module: the module that must have been imported before it can begin.
+    """
+
+    module: str
+
+    def install(self) -> None:
+        """Begin. A compiler that is not as expected is left alone, with a notice."""
+
+    def remove(self) -> None:
+        """Leave the compiler as it was."""
+
+
+class Resolver(Protocol):
+    """Says what to do with a traced function: see `pytest_quack.cache.traced.TraceCache`."""
+
+    def resolve(self, content_key: str, description: str, dump: Callable[[], bytes]) -> Artifact | None: ...
+
+    def discard(self, content_key: str, error: Exception) -> None: ...
 
 
 class Backend(Protocol):
@@ -63,6 +97,12 @@ class Backend(Protocol):
     def load(self, artifact: Artifact) -> Callable[..., Any]:
         """A callable kernel. Raises ArtifactError where it cannot be loaded here."""
 
+    def interception(self, resolver: Resolver, notice: Callable[[str], None]) -> Interception | None:
+        """The compiles of this process, to be asked about; None where this compiler cannot be intercepted."""
+
+    def lower(self, payload: bytes, content_key: str) -> Exported:
+        """Compile a trace that an interception has taken. Raises what the compiler raises."""
+
     def worker_environ(self) -> Mapping[str, str]:
         """Variables that make a fresh process compile as this one does."""
 
@@ -83,6 +123,12 @@ class Backend(Protocol):
 
     def heralds(self) -> frozenset[str]:
         """Packages whose import in the asking process says that kernels are about to be needed."""
+
+
+def source_code(function: FunctionType) -> CodeType:
+    """The code that the author of a function wrote: the CuTe DSL rewrites a function in place when it compiles it."""
+    original = function.__dict__.get("_original_code")
+    return original if isinstance(original, CodeType) else function.__code__
 
 
 @functools.cache

@@ -19,8 +19,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_quack.backends import Exported, Target
+from pytest_quack.backends import Exported, Interception, Resolver, Target
+from pytest_quack.backends.cute_seam import ORIGIN, Seam, plain_compile
+from pytest_quack.backends.cute_trace import extra_of, load_trace, lower
 from pytest_quack.backends.host import host_features, missing_features
+from pytest_quack.cache.artifact import environment_parts
 from pytest_quack.cache.store import Artifact
 from pytest_quack.errors import ArtifactError, ExportError, TargetArchError
 
@@ -62,21 +65,27 @@ class CuteDslBackend:
         return Target(_arch(), platform.machine(), host_features())
 
     def export(self, compiled: Any) -> Exported:
+        origin = getattr(compiled, ORIGIN, None)
+        content_key, extra = "", {}
+        if origin is not None and origin.trace.abi == "tvm_ffi":
+            # A plain object holds the signature that it was compiled with, which is not part of its trace.
+            content_key, extra = origin.content_key, extra_of(compiled)
+            if origin.artifact is not None:
+                sidecar = origin.artifact.sidecar
+                return Exported(origin.artifact.payload, sidecar.abi, sidecar.arch, content_key, sidecar.extra)
         payload, abi = _object_of(compiled)
         if not payload.startswith(_ELF):
             raise ExportError(f"the export of {type(compiled).__name__} is not an object file")
-        arch = ""
-        compiled_for = device_sm(payload)
-        if compiled_for is not None:
-            arch = _arch()
-            default = str(_dsl().envar.arch)
-            if not arch and default.rstrip("af") == f"sm_{compiled_for}":
-                raise TargetArchError(
-                    f"device code was compiled for {default}, which is only the default of the DSL: there is no GPU to "
-                    f"ask. Name the architecture with --compile-arch (for example sm_90a) or {_ARCH_VARIABLE}."
-                )
-            arch = arch if arch.rstrip("af") == f"sm_{compiled_for}" else f"sm_{compiled_for}"
-        return Exported(payload, abi, arch)
+        return Exported(payload, abi, _arch_of_device_code(payload), content_key, extra)
+
+    def interception(self, resolver: Resolver, notice: Callable[[str], None]) -> Interception:
+        return Seam(key_parts=lambda: environment_parts(self), options=self.options, resolver=resolver, notice=notice)
+
+    def lower(self, payload: bytes, content_key: str) -> Exported:
+        trace = load_trace(payload)
+        lowered = lower(trace, plain_compile())
+        arch = _arch_of_device_code(lowered.payload)
+        return Exported(lowered.payload, trace.abi, arch, content_key, lowered.extra)
 
     def load(self, artifact: Artifact) -> Callable[..., Any]:
         sidecar = artifact.sidecar
@@ -123,6 +132,20 @@ class CuteDslBackend:
 
 
 BACKEND: Final = CuteDslBackend()
+
+
+def _arch_of_device_code(payload: bytes) -> str:
+    """Raises TargetArchError where device code was compiled and nothing says for what."""
+    compiled_for = device_sm(payload)
+    if compiled_for is None:
+        return ""
+    arch, default = _arch(), str(_dsl().envar.arch)
+    if not arch and default.rstrip("af") == f"sm_{compiled_for}":
+        raise TargetArchError(
+            f"device code was compiled for {default}, which is only the default of the DSL: there is no GPU to "
+            f"ask. Name the architecture with --compile-arch (for example sm_90a) or {_ARCH_VARIABLE}."
+        )
+    return arch if arch.rstrip("af") == f"sm_{compiled_for}" else f"sm_{compiled_for}"
 
 
 def device_sm(payload: bytes) -> int | None:

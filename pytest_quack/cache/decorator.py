@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import importlib
 import inspect
 import os
@@ -22,6 +21,7 @@ from typing import Any, Final, ParamSpec, TypeVar, overload
 
 from pytest_quack.backends import DEFAULT, Backend, find_backend
 from pytest_quack.cache import key as canonical
+from pytest_quack.cache.artifact import make_artifact
 from pytest_quack.cache.direct import (
     Check,
     DirectKey,
@@ -37,7 +37,7 @@ from pytest_quack.cache.direct import (
     source_path,
 )
 from pytest_quack.cache.environ import environ_check, environ_is, seen_environ
-from pytest_quack.cache.store import Artifact, LockTimeoutError, Pointer, Sidecar, Store
+from pytest_quack.cache.store import Artifact, LockTimeoutError, Pointer, Store
 from pytest_quack.compile import preload
 from pytest_quack.compile.active import get_active_pool
 from pytest_quack.compile.job import CompileFailure, CompileJob, CompileResult, FailureKind, KeyState
@@ -331,6 +331,8 @@ class JitFunction:
                 artifact, self._environ_seen[key] = self._compile(call)
             held.close()
             self._kernels[key] = kernel = self.backend.load(artifact)
+        if artifact.sidecar.content_key in runtime.hits:
+            return kernel  # the function ran here, but what it traced was compiled elsewhere
         runtime.compiled_here[key] = reason
         if reason:
             runtime.notices.add(f"{self.function.__qualname__} was compiled in the test process: {reason}")
@@ -354,33 +356,9 @@ class JitFunction:
         with seen_environ(self.function.__module__.split(".")[0]) as names:
             compiled = self.function(*call.args, **call.kwargs)
         exported = backend.export(compiled)
-        target = backend.target()
-        toolchain = dict(backend.toolchain())
-        content_key = canonical.digest(
-            {
-                "kind": b"object",
-                "payload": exported.payload,
-                "abi": exported.abi.encode(),
-                "arch": exported.arch.encode(),
-                "backend": backend.name.encode(),
-                "host": canonical.encode((target.host_machine, target.host_features)),
-                "toolchain": canonical.encode(sorted(toolchain.items())),
-            }
-        )
-        sidecar = Sidecar(
-            content_key=content_key,
-            size_bytes=len(exported.payload),
-            sha256=hashlib.sha256(exported.payload).hexdigest(),
-            backend=backend.name,
-            abi=exported.abi,
-            arch=exported.arch,
-            host_machine=target.host_machine,
-            host_features=target.host_features,
-            toolchain=toolchain,
-            description=call.description,
-            compile_s=round(time.perf_counter() - started, 4),
-        )
-        return Artifact(sidecar, exported.payload), environ_seen(call.direct, names)
+        seconds = time.perf_counter() - started
+        artifact = make_artifact(backend, exported, description=call.description, compile_s=seconds)
+        return artifact, environ_seen(call.direct, names)
 
     def _compile_and_publish(self, store: Store, call: _Call) -> tuple[Artifact, dict[str, str]]:
         """Compile and store; not under a key that the sources no longer have when the compile is over."""

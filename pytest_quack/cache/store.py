@@ -56,6 +56,7 @@ class Sidecar:
         toolchain: versions of what made it.
         description: the compile function and its arguments, for people.
         compile_s: how long the compile took, in seconds.
+        extra: what the backend must know to use the object besides its bytes.
     """
 
     content_key: str
@@ -69,6 +70,7 @@ class Sidecar:
     toolchain: dict[str, str]
     description: str
     compile_s: float
+    extra: dict[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
 
@@ -110,6 +112,7 @@ def parse_sidecar(text: bytes) -> Sidecar:
             isinstance(values["size_bytes"], int)
             and isinstance(values["compile_s"], (int, float))
             and isinstance(values["toolchain"], dict)
+            and isinstance(values["extra"], dict)
             and isinstance(values["host_features"], list)
             and all(isinstance(text, str) for text in (*(values[name] for name in texts), *values["host_features"]))
         )
@@ -213,18 +216,34 @@ class Store:
         environ: dict[str, str] | None = None,
     ) -> bool:
         """Store an artifact and the pointer that leads to it; False, with the reason noted, where that fails."""
-        content_key = artifact.sidecar.content_key
-        pointer = Pointer(content_key, files or {}, environ or {})
+        if not self.put(artifact):
+            return False
         try:
-            with self.lock(content_key, timeout_s=60):
-                if self._find_quietly(content_key) is None:
-                    self._write(self._object(content_key), artifact.payload)
-                    self._write(self._sidecar(content_key), encode_record(artifact.sidecar))
+            pointer = Pointer(artifact.sidecar.content_key, files or {}, environ or {})
             self._write(self._direct(direct_key), encode_record(pointer))
-        except (OSError, LockTimeoutError) as error:
-            self._note(f"an artifact could not be stored in {self.root} ({getattr(error, 'strerror', None) or error})")
+        except OSError as error:
+            self._note_unstored(error)
             return False
         return True
+
+    def put(self, artifact: Artifact, *, is_locked: bool = False) -> bool:
+        """Store an artifact under its content key; False, with the reason noted, where that fails.
+
+        `is_locked` says that the caller holds that key's lock.
+        """
+        key = artifact.sidecar.content_key
+        try:
+            with contextlib.nullcontext() if is_locked else self.lock(key, timeout_s=60):
+                if self._find_quietly(key) is None:
+                    self._write(self._object(key), artifact.payload)
+                    self._write(self._sidecar(key), encode_record(artifact.sidecar))
+        except (OSError, LockTimeoutError) as error:
+            self._note_unstored(error)
+            return False
+        return True
+
+    def _note_unstored(self, error: Exception) -> None:
+        self._note(f"an artifact could not be stored in {self.root} ({getattr(error, 'strerror', None) or error})")
 
     def note_failure(self, direct_key: str) -> None:
         """Remember that the compile function raised for this key."""

@@ -62,6 +62,30 @@ class CompileJob:
 
 
 @dataclass(frozen=True, slots=True)
+class TracedJob:
+    """One traced function to compile.
+
+    Attributes:
+        key: the content key.
+        backend: the name of the backend that took the trace.
+        payload: the trace, as that backend writes it.
+        cwd, environ, settings, store_root, description: as in `CompileJob`.
+    """
+
+    key: str
+    backend: str
+    payload: bytes = field(repr=False)
+    cwd: str
+    environ: dict[str, str | None] = field(repr=False)
+    settings: Settings = field(repr=False)
+    store_root: str
+    description: str
+
+
+Job = CompileJob | TracedJob
+
+
+@dataclass(frozen=True, slots=True)
 class CompileFailure:
     """Why a key could not be compiled in the pool."""
 

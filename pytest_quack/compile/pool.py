@@ -33,7 +33,7 @@ from pytest_quack.compile.executors.local import (
     Started,
     TimedOut,
 )
-from pytest_quack.compile.job import CompileFailure, CompileJob, CompileResult, FailureKind, KeyState, PoolStats
+from pytest_quack.compile.job import CompileFailure, CompileResult, FailureKind, Job, KeyState, PoolStats
 from pytest_quack.compile.limits import default_jobs
 from pytest_quack.compile.priority import QueuedKey, next_key
 from pytest_quack.errors import CompilePending
@@ -53,7 +53,7 @@ _live_pools: weakref.WeakSet[CompilePool] = weakref.WeakSet()
 
 @dataclass(slots=True)
 class _Entry:
-    job: CompileJob
+    job: Job
     order: int
     state: KeyState = KeyState.PENDING
     is_running: bool = False
@@ -113,7 +113,7 @@ class CompilePool:
             entry = self._entries.get(key)
             return (KeyState.NEW, None) if entry is None else (entry.state, entry.failure)
 
-    def submit(self, job: CompileJob) -> KeyState:
+    def submit(self, job: Job) -> KeyState:
         """Have a job's key compiled, unless it was submitted before. Returns the key's state."""
         with self._changed:
             entry = self._entries.get(job.key)

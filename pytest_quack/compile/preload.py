@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Final
 
@@ -73,6 +74,42 @@ class ImportWatch(MetaPathFinder):
         if fullname in self._packages:
             self.remove()
             self._on_import()
+
+
+class AfterImport(MetaPathFinder):
+    """Calls `act` once, when this process has imported `module`; at once where it has."""
+
+    def __init__(self, module: str, act: Callable[[], None]) -> None:
+        self._module = module
+        self._act = act
+
+    def install(self) -> None:
+        if self._module in sys.modules:
+            self._act()
+        else:
+            sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """What the other finders find, with a loader that acts when it is through."""
+        if fullname != self._module:
+            return None
+        self.remove()
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            loader, execute = spec.loader, spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._act()
+
+            loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 def _is_preloadable(name: str) -> bool:

@@ -19,24 +19,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final
 
+from pytest_quack.backends import find_backend
 from pytest_quack.cache.directory import CacheDirectory
-from pytest_quack.compile.job import CompileFailure, CompileJob, CompileResult, FailureKind
+from pytest_quack.compile.job import CompileFailure, CompileResult, FailureKind, Job, TracedJob
 from pytest_quack.compile.process import die_with_parent, ignore_terminal_signals
 from pytest_quack.runtime import Runtime, replace_runtime
 from pytest_quack.settings import Settings
-
-# The tests come first: they ask for what is compiled next, and their own time limits should not feel the compiles.
-_NICENESS: Final = 5
 
 
 def main(worker_id: int, parent_pid: int, connection_fd: int, stderr_fd: int) -> None:
     """Serve jobs until the pool closes the connection."""
     die_with_parent(parent_pid)
     ignore_terminal_signals()
-    with contextlib.suppress(OSError):
-        os.nice(_NICENESS)
     os.dup2(stderr_fd, 1)
     os.dup2(stderr_fd, 2)
     os.close(stderr_fd)
@@ -55,22 +50,38 @@ def main(worker_id: int, parent_pid: int, connection_fd: int, stderr_fd: int) ->
         connection.send(("result", result))
 
 
-def run_job(job: CompileJob, connection: Connection) -> CompileResult:
+def run_job(job: Job, connection: Connection) -> CompileResult:
     """The result of one job; whatever it raises becomes a failure that says so."""
     try:
         with _surroundings_of(job):
             from pytest_quack.cache.decorator import find_jit_function
+            from pytest_quack.cache.traced import run_traced_job
 
             replace_runtime(_runtime_for(job.store_root, job.settings))
+            on_start = lambda: connection.send(("started", job.key))  # noqa: E731
+            if isinstance(job, TracedJob):
+                return run_traced_job(job, on_start)
             try:
                 jit = find_jit_function(job.module, job.qualname, job.file)
             except BaseException as error:  # noqa: BLE001 - importing a user's module may raise anything
                 reason = f"a compile process cannot import it ({type(error).__name__}: {error})"
                 return CompileResult(job.key, CompileFailure(FailureKind.REFUSED, reason, traceback.format_exc()))
-            return jit.run_job(job, on_start=lambda: connection.send(("started", job.key)))
+            if job.settings.is_interception_on:
+                _intercept(jit.backend_name)
+            return jit.run_job(job, on_start)
     except BaseException as error:  # noqa: BLE001 - a compile may raise anything; the asking process decides
         message = f"{type(error).__name__}: {error}".strip()
         return CompileResult(job.key, CompileFailure(FailureKind.RAISED, message, traceback.format_exc()))
+
+
+@functools.cache
+def _intercept(backend_name: str) -> None:
+    """From here on a compile in this process has its trace's content key, and ends early where an artifact is there."""
+    from pytest_quack.cache.traced import TraceCache
+
+    interception = find_backend(backend_name).interception(TraceCache(backend_name), lambda notice: None)
+    if interception is not None:
+        interception.install()
 
 
 @functools.lru_cache(maxsize=8)
@@ -82,7 +93,7 @@ def _runtime_for(store_root: str, settings: Settings) -> Runtime:
 
 
 @contextlib.contextmanager
-def _surroundings_of(job: CompileJob) -> Iterator[None]:
+def _surroundings_of(job: Job) -> Iterator[None]:
     """The environment and the working directory of the asking process, for the length of one job."""
     saved = dict(os.environ)
     try:

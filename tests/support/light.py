@@ -73,6 +73,12 @@ class LightBackend:
             raise ArtifactError(f"it cannot be loaded ({error})") from error
         return LightKernel(name, value)
 
+    def interception(self, resolver: Any, notice: Callable[[str], None]) -> None:
+        return None
+
+    def lower(self, payload: bytes, content_key: str) -> Exported:
+        raise NotImplementedError("nothing is traced here")
+
     def worker_environ(self) -> Mapping[str, str]:
         return {"LIGHT_ARCH": _arch()}
 

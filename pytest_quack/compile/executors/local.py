@@ -32,7 +32,7 @@ from multiprocessing.connection import Connection, wait
 from typing import IO, Any, Final
 
 from pytest_quack.compile import forkserver
-from pytest_quack.compile.job import CompileJob, CompileResult
+from pytest_quack.compile.job import CompileResult, Job
 
 START_TIMEOUT_S: Final = 180.0
 _STATUS_WAIT_S: Final = 5.0
@@ -118,7 +118,7 @@ class _Worker:
     deadline: float
     pid: int = 0
     is_ready: bool = False
-    job: CompileJob | None = None
+    job: Job | None = None
     has_begun: bool = False
     died_at: float | None = None
     exit_code: int | None = None
@@ -213,7 +213,7 @@ class LocalExecutor:
         with contextlib.suppress(OSError):
             forkserver.send(ours, {"op": "start", "parent_pid": os.getpid()})
 
-    def start(self, job: CompileJob) -> None:
+    def start(self, job: Job) -> None:
         """Hand a job to a free process, made if need be. Raises OSError where none can be made."""
         worker = next((w for w in self._workers.values() if w.job is None and w.died_at is None), None)
         if worker is None:

@@ -1,0 +1,292 @@
+"""The place where the DSL is about to compile what it has traced: there artifacts are looked up and jobs are made.
+
+`CutlassBaseDSL.compile_and_cache` is called for every `cute.compile` and every first call of a `@cute.jit` function,
+with the traced module. In its place a seam computes the content key and asks a resolver what to do: go on with an
+artifact, or compile after all. With an artifact the DSL's own function runs to its end, with a provider that hands over
+the loaded object instead of compiling, so that the caller gets the very class that the DSL returns, with its signature.
+
+Anything of the DSL that is not as expected switches the seam off, with one notice; the DSL then compiles as ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import inspect
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pytest_quack.backends import Resolver, cute_trace
+from pytest_quack.backends.cute_trace import FUNCTION, Trace, swapped
+from pytest_quack.cache import key as canonical
+from pytest_quack.cache.store import Artifact
+from pytest_quack.errors import UnkeyableError
+
+ORIGIN: Final = "__quack_origin__"
+_NEEDED: Final = frozenset(
+    {
+        *("module", "module_hash", "function_name", "pipeline", "signature", "no_cache", "no_jit_engine"),
+        *("full_args", "full_kwargs", "dynamic_args", "dynamic_kwargs", "original_function_name"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a compiled function comes from, kept on it: its content key, and on a hit its trace and artifact."""
+
+    content_key: str
+    trace: Trace
+    artifact: Artifact | None
+
+
+class Seam:
+    """Patches the DSL of this process; one at a time.
+
+    Args:
+        key_parts: labelled parts of a content key that do not come from the trace (toolchain, host).
+        options: the backend's settings in force, as one text.
+        resolver: says what to do with a traced function.
+        notice: called with what the user should be told once.
+    """
+
+    module: str = "cutlass.cutlass_dsl.cutlass"
+
+    def __init__(
+        self,
+        *,
+        key_parts: Callable[[], dict[str, bytes]],
+        options: Callable[[], str],
+        resolver: Resolver,
+        notice: Callable[[str], None],
+    ) -> None:
+        self._key_parts = key_parts
+        self._options = options
+        self._resolver = resolver
+        self._notice = notice
+        self._undo: contextlib.ExitStack | None = None
+        self._is_ffi_patched = False
+        self._original: Callable[..., Any] | None = None
+        self._signature = inspect.Signature()
+
+    def install(self) -> None:
+        """Put the seam in place; a DSL that has another shape is left alone, with a notice."""
+        from cutlass.cutlass_dsl.cutlass import CutlassBaseDSL
+
+        original = plain_compile()
+        signature = inspect.signature(original)
+        missing = _NEEDED - signature.parameters.keys()
+        if missing:
+            self._notice(
+                f"compiles are not intercepted: this version of nvidia-cutlass-dsl has no {', '.join(sorted(missing))} "
+                "where they are expected"
+            )
+            return
+        seam, self._original, self._signature = self, original, signature
+
+        @functools.wraps(original)
+        def compile_and_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return seam.compile(self, args, kwargs)
+
+        self._undo = contextlib.ExitStack()
+        self._undo.enter_context(swapped(CutlassBaseDSL, "compile_and_cache", compile_and_cache))
+
+    def remove(self) -> None:
+        if self._undo is not None:
+            self._undo.close()
+            self._undo = None
+
+    def compile(self, dsl: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Stands in for the DSL's `compile_and_cache`."""
+        original = self._original
+        assert original is not None
+        if self._undo is None:
+            return original(dsl, *args, **kwargs)
+        bound = self._signature.bind(dsl, *args, **kwargs)
+        bound.apply_defaults()
+        arguments = bound.arguments
+        try:
+            if cute_trace.why_not(dsl) is not None:
+                return original(dsl, *args, **kwargs)
+            trace, spec = cute_trace.take(dsl, arguments)
+            parts = cute_trace.content_parts(dsl, arguments["module"], trace, spec, self._options())
+        except UnkeyableError as error:
+            self._notice(f"{arguments.get('original_function_name')} is compiled in the test process: {error}")
+            return original(dsl, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - the DSL is not as expected: whatever it raises, it compiles for itself
+            self.remove()
+            self._notice(f"compiles are no longer intercepted: {type(error).__name__}: {error}")
+            return original(dsl, *args, **kwargs)
+        content_key = canonical.digest({**parts, **self._key_parts()})
+        name = trace.display_name or trace.function_name
+        artifact = self._resolver.resolve(content_key, name, functools.partial(pickle.dumps, trace))
+        if artifact is not None:
+            try:
+                return self._build(dsl, arguments, trace, spec, artifact)
+            except Exception as error:  # noqa: BLE001 - whatever the loader raises: the object cannot be used
+                function = original(dsl, *args, **kwargs)  # if this fails as well, the object is not to blame
+                self._resolver.discard(content_key, error)
+                return function
+        function = original(dsl, *args, **kwargs)
+        setattr(function, ORIGIN, Origin(content_key, trace, None))
+        return function
+
+    def _build(self, dsl: Any, arguments: dict[str, Any], trace: Trace, spec: Any, artifact: Artifact) -> Any:
+        """What the DSL returns, over a loaded object."""
+        assert self._original is not None
+        self._patch_functions()
+        engine = LoadedObject(artifact.payload, list(dsl.get_shared_libs()), is_tvm_ffi=spec is not None)
+        call = {name: value for name, value in arguments.items() if name != "self"}
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(swapped(dsl, "compiler_provider", _Provider(engine)))
+            if spec is not None:
+                stack.enter_context(swapped(dsl, "_tvm_ffi_args_spec_converter", lambda *_: spec))
+            if not arguments["no_cache"]:  # or it would write the module that was not lowered to its own file cache
+                stack.enter_context(swapped(dsl.envar, "disable_file_caching", True))
+            function = self._original(dsl, **call)
+        extra = artifact.sidecar.extra
+        function.kernel_extra_args = dict(extra.get("kernel_extra_args", {}))
+        function.total_added_arguments = extra.get("total_added_arguments", 0)
+        function.ir_module = LazyModule(functools.partial(self._lower, trace))
+        setattr(function, ORIGIN, Origin(artifact.sidecar.content_key, trace, artifact))
+        return function
+
+    def _lower(self, trace: Trace) -> Any:
+        assert self._original is not None
+        return cute_trace.lower(trace, self._original).function.ir_module
+
+    def _patch_functions(self) -> None:
+        """Have functions over a loaded object start and export from it."""
+        if self._is_ffi_patched or self._undo is None:
+            return
+        self._is_ffi_patched = True
+        from cutlass.base_dsl.jit_executor import JitCompiledFunction
+
+        for name in ("export_to_c", "dump_to_object"):
+            self._undo.enter_context(swapped(JitCompiledFunction, name, _over_real_module(JitCompiledFunction, name)))
+        try:
+            from cutlass.cutlass_dsl.tvm_ffi_provider import TVMFFIJitCompiledFunctionBase as Base
+        except ImportError:
+            return
+        self._undo.enter_context(swapped(Base, "_create_tvm_ffi_function", _start_from_object(Base)))
+        self._undo.enter_context(
+            swapped(Base, "export_to_c", _export_from_object(_over_real_module(Base, "export_to_c")))
+        )
+
+
+def plain_compile() -> Callable[..., Any]:
+    """The DSL's own `compile_and_cache`, whether or not a seam is in place."""
+    from cutlass.cutlass_dsl.cutlass import CutlassBaseDSL
+
+    method: Callable[..., Any] = CutlassBaseDSL.compile_and_cache
+    return inspect.unwrap(method)
+
+
+class LoadedObject:
+    """An object that was exported as `FUNCTION`, in the shape of the DSL's execution engine."""
+
+    def __init__(self, payload: bytes, libraries: list[str], *, is_tvm_ffi: bool) -> None:
+        from cutlass._mlir._mlir_libs._cutlass_ir._execution_engine import BinaryExecutionEngine
+
+        self.is_tvm_ffi: Final = is_tvm_ffi
+        self._binary = BinaryExecutionEngine(payload, libraries, True)  # with JITLink, as the DSL's own loader
+
+    def raw_lookup(self, name: str) -> Any:
+        """The address of a symbol; None where there is none."""
+        if name.startswith("__tvm_ffi_"):
+            name = f"__tvm_ffi_{FUNCTION}"
+        elif not self.is_tvm_ffi:
+            name = f"_mlir_{FUNCTION}_{name}"
+        try:
+            return self._binary.lookup(name)
+        except Exception:  # noqa: BLE001 - the engine raises for a symbol that is not there
+            return None
+
+    def lookup(self, name: str) -> Any:
+        """The entry point of a host function."""
+        address = self.raw_lookup(f"__tvm_ffi_{name}" if self.is_tvm_ffi else f"_mlir_ciface_{name}")
+        if not address:
+            raise RuntimeError(f"Unknown function {name}")
+        return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+
+
+class _Provider:
+    """Stands in for the DSL's compiler provider where there is nothing to compile."""
+
+    _post_compile_hook: Any = None
+
+    def __init__(self, engine: LoadedObject) -> None:
+        self._engine = engine
+
+    def compile(self, module: Any, pipeline: Any, *args: Any, **kwargs: Any) -> Any:
+        return module
+
+    def compile_and_jit(
+        self, module: Any, pipeline: Any, *args: Any, return_module: bool = False, **kwargs: Any
+    ) -> Any:
+        return (self._engine, module) if return_module else self._engine
+
+    def jit(self, *args: Any, **kwargs: Any) -> Any:
+        return self._engine
+
+
+class LazyModule:
+    """The lowered module of a function that was not lowered here: made when somebody looks at it."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.__dict__.update(_quack_make=make, _quack_module=None)
+
+    def _quack_real(self) -> Any:
+        if self.__dict__["_quack_module"] is None:
+            self.__dict__["_quack_module"] = self.__dict__["_quack_make"]()
+        return self.__dict__["_quack_module"]
+
+    def __str__(self) -> str:
+        return str(self._quack_real())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._quack_real(), name)
+
+
+def _over_real_module(owner: Any, name: str) -> Callable[..., Any]:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self.ir_module, LazyModule):
+            self.ir_module = self.ir_module._quack_real()
+        return original(self, *args, **kwargs)
+
+    return method
+
+
+def _start_from_object(owner: Any) -> Callable[..., Any]:
+    original = owner._create_tvm_ffi_function
+
+    @functools.wraps(original)
+    def create(self: Any) -> Any:
+        if not isinstance(self.engine, LoadedObject):
+            return original(self)
+        import tvm_ffi
+
+        address = self.engine.raw_lookup(f"__tvm_ffi_{self.function_name}")
+        return tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=self.engine)
+
+    return create
+
+
+def _export_from_object(otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(otherwise)
+    def export_to_c(self: Any, object_file_path: str, function_name: str | None = None, **kwargs: Any) -> Any:
+        origin = getattr(self, ORIGIN, None)
+        is_same = function_name == FUNCTION and not kwargs and str(object_file_path).endswith(".o")
+        if origin is None or origin.artifact is None or not is_same:
+            return otherwise(self, object_file_path, function_name, **kwargs)
+        with open(object_file_path, "wb") as file:
+            file.write(origin.artifact.payload)
+        return None
+
+    return export_to_c
