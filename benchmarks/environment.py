@@ -32,11 +32,11 @@ def describe() -> dict[str, Any]:
 
 
 def report(result: dict[str, Any], path: Path | None) -> None:
-    """Print a result, and write it to `path` if one is given."""
+    """Write a result to `path` if one is given, and print it."""
     text = json.dumps({**describe(), **result}, indent=1) + "\n"
-    print(text)
     if path is not None:
         path.write_text(text)
+    print(text)
 
 
 def _cpu() -> str:

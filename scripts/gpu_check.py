@@ -145,7 +145,36 @@ def test_fault():
     torch.cuda.synchronize()
 """,
 }
+TESTS["intercepted compiles launch"] = """
+import cutlass.cute as cute
+import torch
+from cutlass import Float32
+from cutlass.cute.runtime import from_dlpack
+from kernels import _scale, fake
+
+def check(run):
+    x = torch.arange(1000, device="cuda", dtype=torch.float32)
+    y = torch.empty_like(x)
+    run(x, y)
+    torch.cuda.synchronize()
+    assert torch.equal(y, x * 3.0)
+
+def dynamic(*tensors):
+    return [from_dlpack(tensor).mark_layout_dynamic() for tensor in tensors]
+
+def test_tvm_ffi():
+    n = cute.sym_int()
+    kernel = cute.compile(_scale, fake(n), fake(n), Float32(1.0), options="--enable-tvm-ffi")
+    check(lambda x, y: kernel(x, y, 3.0))
+
+def test_plain():
+    check(lambda x, y: cute.compile(_scale, *dynamic(x, y), Float32(1.0))(*dynamic(x, y), Float32(3.0)))
+
+def test_implicit():
+    check(lambda x, y: _scale(*dynamic(x, y), Float32(3.0)))
+"""
 EXPECTED = {name: {"passed": 1} for name in TESTS}
+EXPECTED["intercepted compiles launch"] = {"passed": 3}
 EXPECTED["launch"] = {"passed": 12}
 EXPECTED["each attempt draws the same numbers"] = {"passed": 2}
 EXPECTED["a fault in a put-off attempt is that test's"] = {"failed": 1}
@@ -184,6 +213,8 @@ def check(name: str, work: Path, jobs: int) -> dict[str, Any]:
     (folder / "test_it.py").write_text(TESTS[name])
     plugin = ["-p", "pytest_quack", f"--async-compile={jobs}"]
     environ = {"EXPECT_POOL": "1"} if name == "launch" else {}
+    if name.startswith("intercepted"):
+        environ["QUACK_COMPILE_INTERCEPT"] = "1"
     cold, warm = run(folder, cache, plugin, environ), run(folder, cache, plugin, environ)
     is_right = all(r["counts"] == EXPECTED[name] and "compiled in the test process" not in r for r in (cold, warm))
     # A fault may end the run before its kernel is there.
