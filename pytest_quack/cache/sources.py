@@ -312,12 +312,28 @@ def _modules_below(top: str) -> list[str]:
     return found
 
 
+# grimp works with threads of its own. In a child made by fork of a process that has used it they are gone, and it would
+# wait for them for ever.
+_has_used_grimp = False
+_is_grimp_unusable = False
+
+
+def _note_fork() -> None:
+    global _is_grimp_unusable
+    _is_grimp_unusable = _has_used_grimp
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
 @functools.cache
 def _graph(top: str) -> dict[str, tuple[str, ...]] | None:
     """Direct imports inside the package `top`, by module; None where it is no package that grimp can read."""
+    global _has_used_grimp
     path = module_file(top)
-    if path is None or os.path.basename(path) != "__init__.py":
+    if path is None or os.path.basename(path) != "__init__.py" or _is_grimp_unusable:
         return None
+    _has_used_grimp = True
     import grimp
     from grimp.exceptions import GrimpException
 

@@ -16,6 +16,7 @@ import pytest_quack
 from pytest_quack.cache import sources
 from pytest_quack.cache.sources import is_project_file, module_file, sources_of
 from pytest_quack.errors import UnkeyableError
+from support.inner import ROOT
 
 pytestmark = pytest.mark.light
 
@@ -434,3 +435,27 @@ def test_scanning_imports_nothing(project: Project) -> None:
         capture_output=True, timeout=60, check=True,
     )  # fmt: skip
     assert done.stdout.split() == ["4", "False"]
+
+
+FORKED = """
+import os, signal, sys
+sys.path.insert(0, {folder!r})
+from pytest_quack.cache.sources import sources_of
+
+assert len(sources_of(["pkg_a.one"]).files) == 3
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)
+    os._exit(0 if len(sources_of(["pkg_b.one"]).files) == 3 else 1)
+assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
+def test_a_child_made_by_fork_finds_sources_after_its_parent_did(tmp_path: Path) -> None:
+    for name in ("pkg_a", "pkg_b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("")
+        (tmp_path / name / "one.py").write_text(f"from {name} import two\n")
+        (tmp_path / name / "two.py").write_text("X = 1\n")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", FORKED.format(folder=str(tmp_path))], env=environ, timeout=60, check=True)
