@@ -57,7 +57,7 @@ class QuackRun:
             return
         self.interception = find_backend(DEFAULT).interception(TraceCache(DEFAULT), self.runtime.notices.add)
         if self.interception is not None:
-            self.after_import = AfterImport(self.interception.module, self.interception.install)
+            self.after_import = AfterImport(frozenset({self.interception.module}), self.interception.install)
             self.after_import.install()
 
     def header(self) -> str | None:

@@ -387,11 +387,6 @@ class JitFunction:
             arguments = pickle.dumps((call.args, call.kwargs))
         except Exception as error:  # pickling runs foreign code, which may raise anything
             raise NotShippableError(f"its arguments cannot be sent to another process ({error})") from error
-        try:
-            cwd = os.getcwd()
-        except OSError:
-            cwd = ""
-        store = runtime.store
         return CompileJob(
             key=call.direct.key,
             parts=call.direct.parts,
@@ -399,10 +394,7 @@ class JitFunction:
             qualname=function.__qualname__,
             file=source_path(function),
             arguments=arguments,
-            cwd=cwd,
-            environ=pool.environ_difference(),
-            settings=runtime.settings,
-            store_root=str(store.root) if store is not None and store.is_writable else "",
+            asker=pool.asker(runtime),
             description=call.description,
         )
 

@@ -8,7 +8,6 @@ that is there already ends the compile (`TraceCache` without a pool).
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
 from typing import Final
@@ -18,7 +17,6 @@ from pytest_quack.cache.artifact import make_artifact
 from pytest_quack.cache.store import Artifact, LockTimeoutError
 from pytest_quack.compile.active import get_active_pool
 from pytest_quack.compile.job import CompileFailure, CompileResult, FailureKind, KeyState, TracedJob
-from pytest_quack.compile.pool import CompilePool
 from pytest_quack.errors import CompileError
 from pytest_quack.runtime import Runtime, get_runtime
 
@@ -46,7 +44,7 @@ class TraceCache:
                 return artifact
             state, failure = pool.poll(content_key)
             if state is KeyState.NEW:
-                pool.submit(self._make_job(content_key, description, dump(), runtime, pool))
+                pool.submit(TracedJob(content_key, self.backend_name, dump(), pool.asker(runtime), description))
             elif state is KeyState.DONE:
                 result = pool.result(content_key)
                 if result is not None and result.artifact is not None:
@@ -82,25 +80,6 @@ class TraceCache:
     def _give_up(runtime: Runtime, content_key: str, description: str, reason: str) -> None:
         runtime.compiled_here[content_key] = reason
         runtime.notices.add(f"{description} was compiled in the test process: {reason.splitlines()[0]}")
-
-    def _make_job(
-        self, content_key: str, description: str, payload: bytes, runtime: Runtime, pool: CompilePool
-    ) -> TracedJob:
-        try:
-            cwd = os.getcwd()
-        except OSError:
-            cwd = ""
-        store = runtime.store
-        return TracedJob(
-            key=content_key,
-            backend=self.backend_name,
-            payload=payload,
-            cwd=cwd,
-            environ=pool.environ_difference(),
-            settings=runtime.settings,
-            store_root=str(store.root) if store is not None and store.is_writable else "",
-            description=description,
-        )
 
 
 def run_traced_job(job: TracedJob, on_start: Callable[[], None]) -> CompileResult:

@@ -33,6 +33,23 @@ class FailureKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Asker:
+    """What a job carries of the process that asks.
+
+    Attributes:
+        cwd: the working directory.
+        environ: variables in which it differs from the pool's processes; None means unset.
+        settings: those in force.
+        store_root: the cache directory's root; empty where nothing is stored, and the artifact travels back.
+    """
+
+    cwd: str
+    environ: dict[str, str | None]
+    settings: Settings
+    store_root: str
+
+
+@dataclass(frozen=True, slots=True)
 class CompileJob:
     """One key to compile: everything a fresh process needs.
 
@@ -41,10 +58,7 @@ class CompileJob:
         parts: digests of the labelled parts of the key, to say which of them differs.
         module, qualname, file: where the compile function is.
         arguments: pickled (args, kwargs).
-        cwd: the working directory of the asking process.
-        environ: variables in which it differs from the pool's processes; None means unset.
-        settings: those of the asking process.
-        store_root: the cache directory's root; empty where nothing is stored, and the artifact travels back.
+        asker: the process that asks.
         description: for people.
     """
 
@@ -54,10 +68,7 @@ class CompileJob:
     qualname: str
     file: str
     arguments: bytes = field(repr=False)
-    cwd: str
-    environ: dict[str, str | None] = field(repr=False)
-    settings: Settings = field(repr=False)
-    store_root: str
+    asker: Asker = field(repr=False)
     description: str
 
 
@@ -69,16 +80,13 @@ class TracedJob:
         key: the content key.
         backend: the name of the backend that took the trace.
         payload: the trace, as that backend writes it.
-        cwd, environ, settings, store_root, description: as in `CompileJob`.
+        asker, description: as in `CompileJob`.
     """
 
     key: str
     backend: str
     payload: bytes = field(repr=False)
-    cwd: str
-    environ: dict[str, str | None] = field(repr=False)
-    settings: Settings = field(repr=False)
-    store_root: str
+    asker: Asker = field(repr=False)
     description: str
 
 

@@ -33,11 +33,11 @@ from pytest_quack.compile.executors.local import (
     Started,
     TimedOut,
 )
-from pytest_quack.compile.job import CompileFailure, CompileResult, FailureKind, Job, KeyState, PoolStats
+from pytest_quack.compile.job import Asker, CompileFailure, CompileResult, FailureKind, Job, KeyState, PoolStats
 from pytest_quack.compile.limits import default_jobs
 from pytest_quack.compile.priority import QueuedKey, next_key
 from pytest_quack.errors import CompilePending
-from pytest_quack.runtime import Notices, get_runtime
+from pytest_quack.runtime import Notices, Runtime, get_runtime
 
 # How often a key that was lost through no fault of its own is started again, and how often a server in a row.
 _MAX_STARTS: Final = 3
@@ -233,6 +233,16 @@ class CompilePool:
             self._fail_pending("the pool has been shut down")
             self._changed.notify_all()
         _live_pools.discard(self)
+
+    def asker(self, runtime: Runtime) -> Asker:
+        """What a job carries of this process, as it is now."""
+        try:
+            cwd = os.getcwd()
+        except OSError:
+            cwd = ""
+        store = runtime.store
+        root = str(store.root) if store is not None and store.is_writable else ""
+        return Asker(cwd, self.environ_difference(), runtime.settings, root)
 
     def environ_difference(self) -> dict[str, str | None]:
         """Variables in which this process's environment now differs from that of the compile processes."""

@@ -49,42 +49,15 @@ def what_to_import() -> tuple[tuple[str, ...], tuple[str, ...]]:
     return backends, (*dict.fromkeys([*present, *preloadable_modules()]),)
 
 
-class ImportWatch(MetaPathFinder):
-    """Calls `on_import` once, when this process begins to import one of `packages`.
+class _Watch(MetaPathFinder):
+    """Calls `act` once when one of `names` is imported; at once where it has been already."""
 
-    A compiler takes seconds to import. A server started at that moment is ready when the first test asks for a kernel.
-    """
-
-    def __init__(self, packages: frozenset[str], on_import: Callable[[], None]) -> None:
-        self._packages = packages
-        self._on_import = on_import
-
-    def install(self) -> None:
-        if self._packages & sys.modules.keys():
-            self._on_import()
-        else:
-            sys.meta_path.insert(0, self)
-
-    def remove(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
-        """Finds nothing: only looks at the name."""
-        if fullname in self._packages:
-            self.remove()
-            self._on_import()
-
-
-class AfterImport(MetaPathFinder):
-    """Calls `act` once, when this process has imported `module`; at once where it has."""
-
-    def __init__(self, module: str, act: Callable[[], None]) -> None:
-        self._module = module
+    def __init__(self, names: frozenset[str], act: Callable[[], None]) -> None:
+        self._names = names
         self._act = act
 
     def install(self) -> None:
-        if self._module in sys.modules:
+        if self._names & sys.modules.keys():
             self._act()
         else:
             sys.meta_path.insert(0, self)
@@ -93,11 +66,28 @@ class AfterImport(MetaPathFinder):
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
+
+class ImportWatch(_Watch):
+    """Acts once, when this process begins to import one of the packages.
+
+    A compiler takes seconds to import. A server started at that moment is ready when the first test asks for a kernel.
+    """
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        """Finds nothing: only looks at the name."""
+        if fullname in self._names:
+            self.remove()
+            self._act()
+
+
+class AfterImport(_Watch):
+    """Acts once, when this process has imported one of the modules."""
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """What the other finders find, with a loader that acts when it is through."""
-        if fullname != self._module:
+        if fullname not in self._names:
             return None
         self.remove()
         spec = importlib.util.find_spec(fullname)

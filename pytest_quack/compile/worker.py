@@ -57,7 +57,7 @@ def run_job(job: Job, connection: Connection) -> CompileResult:
             from pytest_quack.cache.decorator import find_jit_function
             from pytest_quack.cache.traced import run_traced_job
 
-            replace_runtime(_runtime_for(job.store_root, job.settings))
+            replace_runtime(_runtime_for(job.asker.store_root, job.asker.settings))
             on_start = lambda: connection.send(("started", job.key))  # noqa: E731
             if isinstance(job, TracedJob):
                 return run_traced_job(job, on_start)
@@ -66,7 +66,7 @@ def run_job(job: Job, connection: Connection) -> CompileResult:
             except BaseException as error:  # noqa: BLE001 - importing a user's module may raise anything
                 reason = f"a compile process cannot import it ({type(error).__name__}: {error})"
                 return CompileResult(job.key, CompileFailure(FailureKind.REFUSED, reason, traceback.format_exc()))
-            if job.settings.is_interception_on:
+            if job.asker.settings.is_interception_on:
                 _intercept(jit.backend_name)
             return jit.run_job(job, on_start)
     except BaseException as error:  # noqa: BLE001 - a compile may raise anything; the asking process decides
@@ -101,10 +101,10 @@ def _surroundings_of(job: Job) -> Iterator[None]:
     except OSError:
         directory = "/"
     try:
-        _set_environ(job.environ)
-        if job.cwd:
+        _set_environ(job.asker.environ)
+        if job.asker.cwd:
             with contextlib.suppress(OSError):
-                os.chdir(job.cwd)
+                os.chdir(job.asker.cwd)
         yield
     finally:
         _set_environ({**dict.fromkeys(os.environ), **saved})

@@ -370,4 +370,3 @@ def test_free():
     assert {e: n for e, n in cold.events.items() if e[0] in "+-"} == {
         e: n for e, n in plain.events.items() if e[0] in "+-"
     }
-    assert cold.events["+class"] == plain.events["+class"]
