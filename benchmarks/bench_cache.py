@@ -1,4 +1,4 @@
-"""Time the small things: an in-process hit, a load from the store, the import of the plugin.
+"""Time the small things: an in-process hit, a load from the store, an intercepted hit, the import of the plugin.
 
     python benchmarks/bench_cache.py --json benchmarks/results/cache.json
 
@@ -149,6 +149,77 @@ def measure_loads(repeats: int) -> dict[str, float]:
     }
 
 
+UNROLLED = """
+import cutlass.cute as cute
+from cutlass import AddressSpace, Constexpr, Float32, range_constexpr
+
+
+@cute.kernel
+def _kernel(x: cute.Tensor, steps: Constexpr, offset: Constexpr):
+    i = cute.arch.thread_idx()[0]
+    for k in range_constexpr(steps):
+        x[i + k] = x[i + k] * Float32(k) + x[i] + Float32(offset)
+
+
+@cute.jit
+def _launch(x: cute.Tensor, steps: Constexpr, offset: Constexpr):
+    _kernel(x, steps, offset).launch(grid=[1, 1, 1], block=[32, 1, 1])
+
+
+def compile_unrolled(steps, offset, options):
+    x = cute.runtime.make_fake_compact_tensor(
+        Float32, (cute.sym_int(),), stride_order=(0,), memspace=AddressSpace.gmem
+    )
+    return cute.compile(_launch, x, steps, offset, options=options)
+"""
+
+
+def measure_interception(folder: Path, repeats: int) -> dict[str, Any]:
+    """What a hit costs once the function is traced: key, look-up, load, the object that the DSL returns.
+
+    For a module of some 20 kB and one of the size of a GEMM's, with TVM-FFI and without.
+    """
+    (folder / "bench_unrolled.py").write_text(UNROLLED)
+    sys.path.insert(0, str(folder))
+    os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
+    import bench_unrolled  # type: ignore[import-not-found]
+
+    from pytest_quack.backends import find_backend
+    from pytest_quack.backends.cute_seam import ORIGIN, Seam
+    from pytest_quack.cache.traced import TraceCache
+
+    seam = find_backend("cute_dsl").interception(TraceCache("cute_dsl"), print)
+    assert isinstance(seam, Seam)
+    seconds: list[float] = []
+    compile_traced = seam.compile
+
+    def timed(*args: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return compile_traced(*args)
+        finally:
+            seconds.append(time.perf_counter() - began)
+
+    seam.compile = timed  # type: ignore[method-assign]
+    seam.install()
+    result: dict[str, Any] = {}
+    try:
+        for name, steps in (("20_kb", 120), ("gemm_size", 560)):
+            for abi, options in (("ffi", "--enable-tvm-ffi"), ("plain", "")):
+                for offset in range(3):
+                    bench_unrolled.compile_unrolled(steps, offset, options)
+                seconds.clear()
+                for i in range(max(repeats, 15)):
+                    kernel = bench_unrolled.compile_unrolled(steps, i % 3, options)
+                origin = getattr(kernel, ORIGIN)
+                assert origin.artifact is not None, "not a hit"
+                result[f"intercepted_hit_{name}_{abi}_ms"] = round(statistics.median(seconds) * 1e3, 2)
+                result[f"bytecode_{name}_{abi}_bytes"] = len(origin.trace.bytecode)
+    finally:
+        seam.remove()
+    return result
+
+
 def measure_import(repeats: int) -> dict[str, Any]:
     """What loading the plugin adds to a pytest start, without a flag, and what it brings into the process."""
     code = (
@@ -184,6 +255,7 @@ def main() -> None:
             **measure_import(args.repeats),
             **measure_hits(Path(work), args.repeats),
             **measure_loads(args.repeats),
+            **measure_interception(Path(work), args.repeats),
         }
     report(result, args.json)
 

@@ -34,6 +34,10 @@ class TargetArchError(QuackError):
     """Device code was compiled, but nothing says for which GPU architecture."""
 
 
+class InterceptionError(QuackError):
+    """The compiler's own compiles cannot be taken over in this run; the text says why."""
+
+
 class CompileError(QuackError):
     """The kernel could not be compiled outside this process, and must not be tried inside it.
 

@@ -55,10 +55,17 @@ class QuackRun:
     def _intercept(self) -> None:
         if self.pool is None or not self.settings.is_interception_on:
             return
-        self.interception = find_backend(DEFAULT).interception(TraceCache(DEFAULT), self.runtime.notices.add)
-        if self.interception is not None:
-            self.after_import = AfterImport(frozenset({self.interception.module}), self.interception.install)
-            self.after_import.install()
+        interception = find_backend(DEFAULT).interception(TraceCache(DEFAULT), self.runtime.notices.add)
+        if interception is None:
+            return
+
+        def install() -> None:
+            preload.register_interception(DEFAULT)
+            interception.install()
+
+        self.interception = interception
+        self.after_import = AfterImport(frozenset({interception.module}), install)
+        self.after_import.install()
 
     def header(self) -> str | None:
         if self.pool is None or self.deferral is None:

@@ -41,7 +41,7 @@ class Settings:
     cache_dir: str | None = None
     is_cache_enabled: bool = True
     is_cache_trusted: bool = False
-    is_interception_on: bool = False
+    is_interception_on: bool = True
     sources: tuple[str, ...] = ()
 
     @property
@@ -193,8 +193,8 @@ OPTIONS: Final = (
         ("QUACK_COMPILE_INTERCEPT",),
         parse_bool,
         "BOOL",
-        "1: every cute.compile of any code is cached and compiled in the pool, not only jit_cache. Not complete yet, "
-        "so 0 is the default.",
+        "1 (default): with --async-compile, every cute.compile of any code is cached and compiled in the pool; 0: only "
+        "what is decorated with jit_cache.",
     ),
     Option(
         "sources",

@@ -69,12 +69,26 @@ class Interception(Protocol):
         """Leave the compiler as it was."""
 
 
+@dataclass(frozen=True, slots=True)
+class CompileHere:
+    """The compiler is to make it in this process; `reason` says why not the pool, where there is one."""
+
+    reason: str = ""
+
+
 class Resolver(Protocol):
     """Says what to do with a traced function: see `pytest_quack.cache.traced.TraceCache`."""
 
-    def resolve(self, content_key: str, description: str, dump: Callable[[], bytes]) -> Artifact | None: ...
+    def resolve(self, content_key: str, description: str, dump: Callable[[], bytes]) -> Artifact | CompileHere:
+        """Raises InterceptionError where nothing may be taken from elsewhere in this run."""
 
-    def discard(self, content_key: str, error: Exception) -> None: ...
+    def made_here(
+        self, content_key: str, description: str, why: CompileHere, seconds: float, export: Callable[[], Exported]
+    ) -> None:
+        """Called when the compiler has made it in this process after all."""
+
+    def discard(self, content_key: str, error: Exception) -> None:
+        """Called when an artifact could not be loaded, though the compiler's own object could."""
 
 
 class Backend(Protocol):
@@ -102,6 +116,13 @@ class Backend(Protocol):
 
     def lower(self, payload: bytes, content_key: str) -> Exported:
         """Compile a trace that an interception has taken. Raises what the compiler raises."""
+
+    def check_interception(self) -> Exported:
+        """Take a small function through the whole path of an interception, and compare what it computes.
+
+        Returns its object. Raises RuntimeError saying what is not as it should be, and whatever the compiler raises.
+        Called in a compile process, once for each version of the compiler.
+        """
 
     def worker_environ(self) -> Mapping[str, str]:
         """Variables that make a fresh process compile as this one does."""

@@ -6,6 +6,7 @@ Kernels are exported and loaded through the DSL's own export; nothing of the DSL
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -19,9 +20,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_quack.backends import Exported, Interception, Resolver, Target
-from pytest_quack.backends.cute_seam import ORIGIN, Seam, plain_compile
-from pytest_quack.backends.cute_trace import extra_of, load_trace, lower
+from pytest_quack.backends import Exported, Resolver, Target
+from pytest_quack.backends.cute_seam import ORIGIN, Seam, guessed_arch_text, plain_compile
+from pytest_quack.backends.cute_trace import Trace, export, extra_of, load_trace, lower
 from pytest_quack.backends.host import host_features, missing_features
 from pytest_quack.cache.artifact import environment_parts
 from pytest_quack.cache.store import Artifact
@@ -66,26 +67,33 @@ class CuteDslBackend:
 
     def export(self, compiled: Any) -> Exported:
         origin = getattr(compiled, ORIGIN, None)
-        content_key, extra = "", {}
-        if origin is not None and origin.trace.abi == "tvm_ffi":
-            # A plain object holds the signature that it was compiled with, which is not part of its trace.
-            content_key, extra = origin.content_key, extra_of(compiled)
-            if origin.artifact is not None:
-                sidecar = origin.artifact.sidecar
-                return Exported(origin.artifact.payload, sidecar.abi, sidecar.arch, content_key, sidecar.extra)
+        if origin is not None and origin.trace.abi != "cute_traced":
+            return _export_traced(compiled)
         payload, abi = _object_of(compiled)
         if not payload.startswith(_ELF):
             raise ExportError(f"the export of {type(compiled).__name__} is not an object file")
-        return Exported(payload, abi, _arch_of_device_code(payload), content_key, extra)
+        return Exported(payload, abi, _arch_of_device_code(payload, _arch()))
 
-    def interception(self, resolver: Resolver, notice: Callable[[str], None]) -> Interception:
-        return Seam(key_parts=lambda: environment_parts(self), options=self.options, resolver=resolver, notice=notice)
+    def interception(self, resolver: Resolver, notice: Callable[[str], None]) -> Seam:
+        return Seam(
+            key_parts=functools.cache(lambda: environment_parts(self)),
+            options=self.options,
+            arch=_arch,
+            export=_export_traced,
+            resolver=resolver,
+            notice=notice,
+        )
 
     def lower(self, payload: bytes, content_key: str) -> Exported:
         trace = load_trace(payload)
         lowered = lower(trace, plain_compile())
-        arch = _arch_of_device_code(lowered.payload)
+        arch = _arch_of_device_code(lowered.payload, _named_arch(trace))
         return Exported(lowered.payload, trace.abi, arch, content_key, lowered.extra)
+
+    def check_interception(self) -> Exported:
+        from pytest_quack.backends.cute_check import check
+
+        return check(self)
 
     def load(self, artifact: Artifact) -> Callable[..., Any]:
         sidecar = artifact.sidecar
@@ -110,6 +118,7 @@ class CuteDslBackend:
         Measured on an H200 with 4.8.1: a second cuInit in a forked process, after one that found no device, crashes
         about every second process.
         """
+        _import_tvm_ffi_alone()
         try:
             import cuda.bindings.driver as driver
         except ImportError:
@@ -134,18 +143,50 @@ class CuteDslBackend:
 BACKEND: Final = CuteDslBackend()
 
 
-def _arch_of_device_code(payload: bytes) -> str:
-    """Raises TargetArchError where device code was compiled and nothing says for what."""
+def _import_tvm_ffi_alone() -> None:
+    """Import tvm_ffi without torch, which it imports where there is one, to pass tensors faster.
+
+    That takes seconds and hundreds of megabytes, and no compile passes tensors. Code that does still can, if slower.
+    """
+    if importlib.util.find_spec("tvm_ffi") is None or {"torch", "tvm_ffi"} & sys.modules.keys():
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment] # makes an import of it fail
+    try:
+        importlib.import_module("tvm_ffi")
+    except ImportError:
+        pass  # imported as ever when a compile needs it, and reported if it fails then
+    finally:
+        del sys.modules["torch"]
+
+
+def _export_traced(compiled: Any) -> Exported:
+    """A function that the seam has seen, under its content key."""
+    origin = getattr(compiled, ORIGIN)
+    if origin.artifact is not None:
+        sidecar = origin.artifact.sidecar
+        return Exported(origin.artifact.payload, sidecar.abi, sidecar.arch, origin.content_key, sidecar.extra)
+    try:
+        payload = export(compiled, origin.trace)
+    except Exception as error:  # whatever the DSL raises is the reason why this cannot be exported
+        raise ExportError(f"its {type(compiled).__name__} cannot be exported ({error})") from error
+    arch = _arch_of_device_code(payload, _named_arch(origin.trace))
+    return Exported(payload, origin.trace.abi, arch, origin.content_key, extra_of(compiled))
+
+
+def _named_arch(trace: Trace) -> str:
+    """The architecture that something has named for a trace; empty where it is the DSL's guess."""
+    return trace.target if trace.target != trace.arch else _arch()
+
+
+def _arch_of_device_code(payload: bytes, named: str) -> str:
+    """Raises TargetArchError where device code was compiled and nothing has named for what."""
     compiled_for = device_sm(payload)
     if compiled_for is None:
         return ""
-    arch, default = _arch(), str(_dsl().envar.arch)
-    if not arch and default.rstrip("af") == f"sm_{compiled_for}":
-        raise TargetArchError(
-            f"device code was compiled for {default}, which is only the default of the DSL: there is no GPU to "
-            f"ask. Name the architecture with --compile-arch (for example sm_90a) or {_ARCH_VARIABLE}."
-        )
-    return arch if arch.rstrip("af") == f"sm_{compiled_for}" else f"sm_{compiled_for}"
+    default = str(_dsl().envar.arch)
+    if not named and default.rstrip("af") == f"sm_{compiled_for}":
+        raise TargetArchError(guessed_arch_text(default))
+    return named if named.rstrip("af") == f"sm_{compiled_for}" else f"sm_{compiled_for}"
 
 
 def device_sm(payload: bytes) -> int | None:

@@ -14,16 +14,16 @@ import contextlib
 import ctypes
 import functools
 import inspect
-import pickle
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pytest_quack.backends import Resolver, cute_trace
+from pytest_quack.backends import CompileHere, Exported, Resolver, cute_trace
 from pytest_quack.backends.cute_trace import FUNCTION, Trace, swapped
 from pytest_quack.cache import key as canonical
 from pytest_quack.cache.store import Artifact
-from pytest_quack.errors import UnkeyableError
+from pytest_quack.errors import InterceptionError, UnkeyableError
 
 ORIGIN: Final = "__quack_origin__"
 _NEEDED: Final = frozenset(
@@ -49,6 +49,8 @@ class Seam:
     Args:
         key_parts: labelled parts of a content key that do not come from the trace (toolchain, host).
         options: the backend's settings in force, as one text.
+        arch: the architecture that this process compiles for; empty where the DSL would only guess.
+        export: a compiled function as bytes.
         resolver: says what to do with a traced function.
         notice: called with what the user should be told once.
     """
@@ -60,11 +62,15 @@ class Seam:
         *,
         key_parts: Callable[[], dict[str, bytes]],
         options: Callable[[], str],
+        arch: Callable[[], str],
+        export: Callable[[Any], Exported],
         resolver: Resolver,
         notice: Callable[[str], None],
     ) -> None:
         self._key_parts = key_parts
         self._options = options
+        self._arch = arch
+        self._export = export
         self._resolver = resolver
         self._notice = notice
         self._undo: contextlib.ExitStack | None = None
@@ -108,42 +114,64 @@ class Seam:
         bound = self._signature.bind(dsl, *args, **kwargs)
         bound.apply_defaults()
         arguments = bound.arguments
+        name = arguments.get("original_function_name") or arguments["function_name"]
         try:
             if cute_trace.why_not(dsl) is not None:
                 return original(dsl, *args, **kwargs)
-            trace, spec = cute_trace.take(dsl, arguments)
-            parts = cute_trace.content_parts(dsl, arguments["module"], trace, spec, self._options())
+            trace = cute_trace.take(dsl, arguments)
+            self._refuse_guess(trace)
+            parts = cute_trace.content_parts(dsl, arguments["signature"], trace, self._options())
         except UnkeyableError as error:
-            self._notice(f"{arguments.get('original_function_name')} is compiled in the test process: {error}")
+            self._note_uncached(name, error)
             return original(dsl, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - the DSL is not as expected: whatever it raises, it compiles for itself
-            self.remove()
-            self._notice(f"compiles are no longer intercepted: {type(error).__name__}: {error}")
+            self._give_up(f"{type(error).__name__}: {error}")
             return original(dsl, *args, **kwargs)
         content_key = canonical.digest({**parts, **self._key_parts()})
-        name = trace.display_name or trace.function_name
-        artifact = self._resolver.resolve(content_key, name, functools.partial(pickle.dumps, trace))
-        if artifact is not None:
+        try:
+            found = self._resolver.resolve(content_key, name, trace.dump)
+        except UnkeyableError as error:
+            self._note_uncached(name, error)
+            return original(dsl, *args, **kwargs)
+        except InterceptionError as error:
+            self._give_up(str(error))
+            return original(dsl, *args, **kwargs)
+        if not isinstance(found, CompileHere):
             try:
-                return self._build(dsl, arguments, trace, spec, artifact)
+                return self._build(dsl, arguments, trace, found)
             except Exception as error:  # noqa: BLE001 - whatever the loader raises: the object cannot be used
                 function = original(dsl, *args, **kwargs)  # if this fails as well, the object is not to blame
                 self._resolver.discard(content_key, error)
                 return function
+        began = time.perf_counter()
         function = original(dsl, *args, **kwargs)
+        seconds = time.perf_counter() - began
         setattr(function, ORIGIN, Origin(content_key, trace, None))
+        self._resolver.made_here(content_key, name, found, seconds, functools.partial(self._export, function))
         return function
 
-    def _build(self, dsl: Any, arguments: dict[str, Any], trace: Trace, spec: Any, artifact: Artifact) -> Any:
+    def _refuse_guess(self, trace: Trace) -> None:
+        """Device code for the DSL's default architecture is nobody else's."""
+        if trace.num_kernels and not self._arch() and trace.target == trace.arch:
+            raise UnkeyableError(guessed_arch_text(trace.target))
+
+    def _note_uncached(self, name: str, error: UnkeyableError) -> None:
+        self._notice(f"{name} was compiled in the test process: {error}")
+
+    def _give_up(self, reason: str) -> None:
+        self.remove()
+        self._notice(f"compiles are no longer intercepted: {reason}")
+
+    def _build(self, dsl: Any, arguments: dict[str, Any], trace: Trace, artifact: Artifact) -> Any:
         """What the DSL returns, over a loaded object."""
         assert self._original is not None
         self._patch_functions()
-        engine = LoadedObject(artifact.payload, list(dsl.get_shared_libs()), is_tvm_ffi=spec is not None)
+        engine = LoadedObject(artifact.payload, list(dsl.get_shared_libs()), is_tvm_ffi=trace.spec is not None)
         call = {name: value for name, value in arguments.items() if name != "self"}
         with contextlib.ExitStack() as stack:
             stack.enter_context(swapped(dsl, "compiler_provider", _Provider(engine)))
-            if spec is not None:
-                stack.enter_context(swapped(dsl, "_tvm_ffi_args_spec_converter", lambda *_: spec))
+            if trace.spec is not None:
+                stack.enter_context(swapped(dsl, "_tvm_ffi_args_spec_converter", lambda *_: trace.spec))
             if not arguments["no_cache"]:  # or it would write the module that was not lowered to its own file cache
                 stack.enter_context(swapped(dsl.envar, "disable_file_caching", True))
             function = self._original(dsl, **call)
@@ -165,16 +193,16 @@ class Seam:
         self._is_ffi_patched = True
         from cutlass.base_dsl.jit_executor import JitCompiledFunction
 
-        for name in ("export_to_c", "dump_to_object"):
-            self._undo.enter_context(swapped(JitCompiledFunction, name, _over_real_module(JitCompiledFunction, name)))
+        plain_export, dump = (_over_real_module(JitCompiledFunction, n) for n in ("export_to_c", "dump_to_object"))
+        self._undo.enter_context(swapped(JitCompiledFunction, "export_to_c", plain_export))
+        self._undo.enter_context(swapped(JitCompiledFunction, "dump_to_object", _dump_from_object(dump)))
         try:
             from cutlass.cutlass_dsl.tvm_ffi_provider import TVMFFIJitCompiledFunctionBase as Base
         except ImportError:
             return
         self._undo.enter_context(swapped(Base, "_create_tvm_ffi_function", _start_from_object(Base)))
-        self._undo.enter_context(
-            swapped(Base, "export_to_c", _export_from_object(_over_real_module(Base, "export_to_c")))
-        )
+        export = _export_from_object(_over_real_module(Base, "export_to_c"))
+        self._undo.enter_context(swapped(Base, "export_to_c", export))
 
 
 def plain_compile() -> Callable[..., Any]:
@@ -183,6 +211,13 @@ def plain_compile() -> Callable[..., Any]:
 
     method: Callable[..., Any] = CutlassBaseDSL.compile_and_cache
     return inspect.unwrap(method)
+
+
+def guessed_arch_text(arch: str) -> str:
+    return (
+        f"device code was compiled for {arch}, which is only the default of the DSL: there is no GPU to ask. Name the "
+        "architecture with --compile-arch (for example sm_90a) or CUTE_DSL_ARCH."
+    )
 
 
 class LoadedObject:
@@ -219,18 +254,21 @@ class _Provider:
     _post_compile_hook: Any = None
 
     def __init__(self, engine: LoadedObject) -> None:
+        def compile_and_jit(module: Any, *args: Any, return_module: bool = False, **kwargs: Any) -> Any:
+            return (engine, module) if return_module else engine
+
+        compile_and_jit.__signature__ = _PROVIDER_SIGNATURE  # type: ignore[attr-defined] # the DSL asks each time
+        self.compile_and_jit = compile_and_jit
         self._engine = engine
 
     def compile(self, module: Any, pipeline: Any, *args: Any, **kwargs: Any) -> Any:
         return module
 
-    def compile_and_jit(
-        self, module: Any, pipeline: Any, *args: Any, return_module: bool = False, **kwargs: Any
-    ) -> Any:
-        return (self._engine, module) if return_module else self._engine
-
     def jit(self, *args: Any, **kwargs: Any) -> Any:
         return self._engine
+
+
+_PROVIDER_SIGNATURE: Final = inspect.signature(lambda module, *args, return_module=False, **kwargs: None)
 
 
 class LazyModule:
@@ -279,14 +317,44 @@ def _start_from_object(owner: Any) -> Callable[..., Any]:
 
 
 def _export_from_object(otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """`export_to_c` that copies the artifact where that is what would be made."""
+    from cutlass.cutlass_dsl import tvm_ffi_provider
+
+    signature = inspect.signature(otherwise)
+    format_of = getattr(tvm_ffi_provider, "_get_format_from_object_file_path", lambda path: path.rpartition(".")[2])
+
     @functools.wraps(otherwise)
-    def export_to_c(self: Any, object_file_path: str, function_name: str | None = None, **kwargs: Any) -> Any:
+    def export_to_c(self: Any, *args: Any, **kwargs: Any) -> Any:
         origin = getattr(self, ORIGIN, None)
-        is_same = function_name == FUNCTION and not kwargs and str(object_file_path).endswith(".o")
-        if origin is None or origin.artifact is None or not is_same:
-            return otherwise(self, object_file_path, function_name, **kwargs)
-        with open(object_file_path, "wb") as file:
+        if origin is None or origin.artifact is None:
+            return otherwise(self, *args, **kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        given = dict(bound.arguments)
+        path, name = str(given.pop("object_file_path", "")), given.pop("function_name", None)
+        del given["self"]
+        if (
+            name != FUNCTION
+            or format_of(path) != "o"
+            or any(signature.parameters[n].default != given[n] for n in given)
+        ):
+            return otherwise(self, *args, **kwargs)
+        with open(path, "wb") as file:
             file.write(origin.artifact.payload)
         return None
 
     return export_to_c
+
+
+def _dump_from_object(otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """`dump_to_object` of a plain function, in the same way."""
+
+    @functools.wraps(otherwise)
+    def dump_to_object(self: Any, function_prefix: str) -> Any:
+        origin = getattr(self, ORIGIN, None)
+        artifact = origin.artifact if origin is not None else None
+        if artifact is None or artifact.sidecar.abi != "cute" or function_prefix != FUNCTION:
+            return otherwise(self, function_prefix)
+        return artifact.payload
+
+    return dump_to_object

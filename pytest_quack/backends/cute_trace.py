@@ -7,6 +7,7 @@ Nothing here is patched; `cute_seam` takes traces where the DSL is about to comp
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import dataclasses
 import functools
@@ -41,22 +42,26 @@ _KNOWN_OPTIONS: Final = frozenset(
         "DumpDir",
     }
 )
+_PLAIN: Final = (int, float, str, bytes)
 # Settings of the environment under which the DSL leaves files, prints, or does not compile at all.
 _KNOWN_BY_NAME: Final = ("keep_ir", "keep_ir_clean", "print_ir", "dryrun", "jit_time_profiling", "loc_tracebacks")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Trace:
-    """One traced function, as plain data.
+    """One traced function, without anything of the process that traced it: it can be pickled, or says why not.
 
     Attributes:
         dsl: the name of the DSL's class.
-        bytecode: the module, with its locations.
+        bytecode: the module, without locations unless the object shows them.
         function_name, display_name: mangled and as written.
         pipeline: as given to the compile; None for the default.
-        options: pickled compile options.
+        options: the compile options.
         num_kernels, kernel_info: what the trace has counted.
-        spec: pickled description of the arguments for TVM-FFI; None for a plain function.
+        arch: the architecture in force in the asking process.
+        target: the architecture that it is compiled for: the options may name another.
+        spec: what the DSL derives from the arguments for TVM-FFI; None for a plain function.
+        signature: of a plain function, as the DSL writes it into an object; None where it cannot be written.
     """
 
     dsl: str
@@ -64,14 +69,27 @@ class Trace:
     function_name: str
     display_name: str | None
     pipeline: str | None
-    options: bytes = dataclasses.field(repr=False)
+    options: Any = dataclasses.field(repr=False)
     num_kernels: int
-    kernel_info: bytes = dataclasses.field(repr=False)
-    spec: bytes | None = dataclasses.field(repr=False)
+    kernel_info: dict[Any, Any] = dataclasses.field(repr=False)
+    arch: str
+    target: str
+    spec: Any = dataclasses.field(repr=False)
+    signature: bytes | None = dataclasses.field(repr=False)
 
     @property
     def abi(self) -> str:
-        return "cute_traced" if self.spec is None else "tvm_ffi"
+        """How the object is called; "cute_traced" only with the signature that the asking process has."""
+        if self.spec is not None:
+            return "tvm_ffi"
+        return "cute" if self.signature is not None else "cute_traced"
+
+    def dump(self) -> bytes:
+        """As bytes, for another process. Raises UnkeyableError where part of it cannot be sent."""
+        try:
+            return pickle.dumps(self)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise UnkeyableError(f"what it was traced with cannot be sent to another process ({error})") from error
 
 
 def why_not(dsl: Any) -> str | None:
@@ -88,27 +106,37 @@ def why_not(dsl: Any) -> str | None:
     return None if backend == "legacy" else f"the compiler backend is {backend}"
 
 
-def take(dsl: Any, arguments: dict[str, Any]) -> tuple[Trace, Any]:
-    """The trace of a compile that is about to happen, and its TVM-FFI spec (None for a plain function).
+def take(dsl: Any, arguments: dict[str, Any]) -> Trace:
+    """The trace of a compile that is about to happen; `arguments` are those of the DSL's `compile_and_cache`."""
+    options, arch = dsl.compile_options, str(dsl.envar.arch or "")
+    spec = ffi_spec(dsl, arguments) if options.enable_tvm_ffi else None
+    return Trace(
+        dsl=type(dsl).__name__,
+        bytecode=_bytecode(arguments["module"], with_locations=_shows_locations(options)),
+        function_name=arguments["function_name"],
+        display_name=arguments.get("original_function_name"),
+        pipeline=arguments["pipeline"],
+        options=options,
+        num_kernels=dsl.num_kernels,
+        kernel_info=dict(dsl.kernel_info),
+        arch=arch,
+        target=options.gpu_arch or arch,
+        spec=spec,
+        signature=_written(arguments["signature"]) if spec is None else None,
+    )
 
-    `arguments` are those of the DSL's `compile_and_cache`. Raises UnkeyableError where part of it cannot be sent.
-    """
-    spec = ffi_spec(dsl, arguments) if dsl.compile_options.enable_tvm_ffi else None
+
+def _written(signature: inspect.Signature) -> bytes | None:
+    """A signature as `dump_to_object` writes it; None where that fails, as for classes local to a function."""
+    from cutlass import Int32
+    from cutlass.base_dsl.jit_executor import ExecutionArgs
+    from cutlass.cute.export import _CudaDialectJitCompiledFunction as Function
+
+    called = ExecutionArgs(signature, FUNCTION).signature.replace(return_annotation=Int32)  # the status of a launch
     try:
-        trace = Trace(
-            dsl=type(dsl).__name__,
-            bytecode=_bytecode(arguments["module"]),
-            function_name=arguments["function_name"],
-            display_name=arguments.get("original_function_name"),
-            pipeline=arguments["pipeline"],
-            options=pickle.dumps(dsl.compile_options),
-            num_kernels=dsl.num_kernels,
-            kernel_info=pickle.dumps(dict(dsl.kernel_info)),
-            spec=None if spec is None else pickle.dumps(spec),
-        )
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise UnkeyableError(f"what it was traced with cannot be sent to another process ({error})") from error
-    return trace, spec
+        return bytes(Function.export_provider.signature_processor.dumps(called))
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return None
 
 
 def ffi_spec(dsl: Any, arguments: dict[str, Any]) -> Any:
@@ -123,52 +151,59 @@ def ffi_spec(dsl: Any, arguments: dict[str, Any]) -> Any:
     return converter(arguments["function_name"], signature, arguments["full_args"], arguments["full_kwargs"])
 
 
-def content_parts(dsl: Any, module: Any, trace: Trace, spec: Any, options: str) -> dict[str, bytes]:
+def content_parts(dsl: Any, signature: inspect.Signature, trace: Trace, options: str) -> dict[str, bytes]:
     """The labelled parts of a content key that come from the trace; `options` are the backend's settings in force."""
-    compile_options = dsl.compile_options
-    arch = compile_options.gpu_arch or dsl.envar.arch or ""
-    pipeline = dsl.preprocess_pipeline(dsl._get_pipeline(trace.pipeline), arch)
-    # Line numbers are in the object only where something asks for them.
-    has_lines = any(_option(compile_options, name) for name in ("GenerateLineInfo", "EnableAssertions"))
-    has_lines = has_lines or getattr(compile_options, "debug_launch_check", False)
+    pipeline = dsl.preprocess_pipeline(dsl._get_pipeline(trace.pipeline), trace.target)
     return {
         "kind": b"trace",
-        "module": trace.bytecode if has_lines else _bytecode(_stripped(module)),
+        "module": trace.bytecode,
         "pipeline": pipeline.encode(),
-        "flags": compile_options.to_str().encode(),
+        "flags": trace.options.to_str().encode(),
         "names": canonical.encode((trace.dsl, trace.function_name, trace.display_name, trace.num_kernels > 0)),
-        "arch": arch.encode(),
-        "spec": b"" if spec is None else canonical.encode(_describe(spec, {})),
+        "arch": trace.target.encode(),
+        "spec": b"" if trace.spec is None else repr(_describe(trace.spec, {})).encode(),
+        "signature": b"" if trace.signature is None else repr(_describe_signature(signature)).encode(),
         "options": options.encode(),
         "abi": trace.abi.encode(),
     }
 
 
-def _option(compile_options: Any, name: str) -> Any:
-    return next((o.value for kind, o in compile_options.options.items() if kind.__name__ == name), None)
+def _shows_locations(compile_options: Any) -> bool:
+    """Whether line numbers get into the object."""
+    if getattr(compile_options, "debug_launch_check", False):
+        return True
+    return any(
+        kind.__name__ in {"GenerateLineInfo", "EnableAssertions"} and bool(option.value)
+        for kind, option in compile_options.options.items()
+    )
 
 
-def _bytecode(module: Any) -> bytes:
-    out = io.BytesIO()
-    module.operation.write_bytecode(out)
-    return out.getvalue()
-
-
-def _stripped(module: Any) -> Any:
-    """A copy of the module without locations."""
+def _bytecode(module: Any, *, with_locations: bool) -> bytes:
     from cutlass._mlir import ir
     from cutlass._mlir.passmanager import PassManager
 
+    out = io.BytesIO()
     with module.context, ir.Location.unknown():
-        copy = ir.Module.parse(_bytecode(module))
-        PassManager.parse("builtin.module(strip-debuginfo)").run(copy.operation)
-    return copy
+        operation = module.operation
+        if not with_locations:
+            operation = operation.clone()
+            strip = PassManager.parse("builtin.module(strip-debuginfo)")
+            strip.enable_verifier(False)  # it was verified when it was traced, and is again before it is lowered
+            strip.run(operation)
+        operation.write_bytecode(out)
+    return out.getvalue()
 
 
 def _describe(value: Any, seen: dict[int, int]) -> Any:
-    """Nested tuples that say what a TVM-FFI spec says: of objects their attributes, once, and which are the same."""
-    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+    """Nested tuples of plain values, told apart by their `repr`, that say what a TVM-FFI spec says.
+
+    Of objects their attributes, once, and which are the same.
+    """
+    if value is None or type(value) is bool or type(value) in _PLAIN:
         return value
+    for plain in _PLAIN:
+        if isinstance(value, plain):  # of a class of its own, which may print anything
+            return (type(value).__qualname__, plain.__repr__(value))
     if isinstance(value, (list, tuple)):
         return (type(value).__name__, *(_describe(part, seen) for part in value))
     if isinstance(value, dict):
@@ -185,6 +220,12 @@ def _describe(value: Any, seen: dict[int, int]) -> Any:
     if hasattr(value, "__dict__") and type(value).__module__.startswith("cutlass."):
         return (type(value).__qualname__, _describe(vars(value), seen))
     return (type(value).__qualname__, str(value))
+
+
+def _describe_signature(signature: inspect.Signature) -> Any:
+    seen: dict[int, int] = {}
+    parts = [(p.name, p.kind.name, p.default, p.annotation) for p in signature.parameters.values()]
+    return _describe((*parts, signature.return_annotation), seen)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -206,11 +247,12 @@ def lower(trace: Trace, compile_and_cache: Callable[..., Any]) -> Lowered:
     with ir.Context() as context, ir.Location.unknown(), contextlib.ExitStack() as stack:
         context.enable_multithreading(False)
         stack.callback(dsl.post_compilation_cleanup)
-        dsl.compile_options = pickle.loads(trace.options)
+        dsl.compile_options = copy.deepcopy(trace.options)
+        stack.enter_context(swapped(dsl.envar, "arch", trace.arch))
         dsl.num_kernels = trace.num_kernels
-        dsl.kernel_info = pickle.loads(trace.kernel_info)
+        dsl.kernel_info = dict(trace.kernel_info)
         if trace.spec is not None:
-            spec = _without_keywords(pickle.loads(trace.spec))
+            spec = _without_keywords(trace.spec)
             stack.enter_context(swapped(dsl, "_tvm_ffi_args_spec_converter", lambda *_: spec))
         function = compile_and_cache(
             dsl,
@@ -227,7 +269,7 @@ def lower(trace: Trace, compile_and_cache: Callable[..., Any]) -> Lowered:
             dynamic_kwargs={},
             original_function_name=trace.display_name,
         )
-        return Lowered(function, export(function, trace.abi), extra_of(function))
+        return Lowered(function, export(function, trace), extra_of(function))
 
 
 def extra_of(function: Any) -> dict[str, Any]:
@@ -244,14 +286,27 @@ def load_trace(payload: bytes) -> Trace:
     return trace
 
 
-def export(function: Any, abi: str) -> bytes:
-    """The object of a compiled function under the name `FUNCTION`."""
-    if abi == "tvm_ffi":
+def export(function: Any, trace: Trace) -> bytes:
+    """The object of a compiled function under the name `FUNCTION`, as the asking process would export it."""
+    if trace.abi == "tvm_ffi":
         with tempfile.TemporaryDirectory(prefix="quack-export-") as folder:
             path = Path(folder) / f"{FUNCTION}.o"
             function.export_to_c(object_file_path=str(path), function_name=FUNCTION)
             return path.read_bytes()
-    return bytes(function.dump_to_object(FUNCTION))
+    provider = copy.copy(function.export_provider)
+    provider.signature_processor = _Written(trace.signature or _written(inspect.Signature()) or b"")
+    with swapped(function, "export_provider", provider):
+        return bytes(function.dump_to_object(FUNCTION))
+
+
+class _Written:
+    """Stands in for the DSL's signature processor where the signature is known only as it is written."""
+
+    def __init__(self, signature: bytes) -> None:
+        self._signature = signature
+
+    def dumps(self, signature: inspect.Signature) -> bytes:
+        return self._signature
 
 
 def _without_keywords(spec: Any) -> Any:

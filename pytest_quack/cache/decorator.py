@@ -331,10 +331,12 @@ class JitFunction:
                 artifact, self._environ_seen[key] = self._compile(call)
             held.close()
             self._kernels[key] = kernel = self.backend.load(artifact)
-        if artifact.sidecar.content_key in runtime.hits:
+        content_key = artifact.sidecar.content_key
+        if content_key in runtime.hits:
             return kernel  # the function ran here, but what it traced was compiled elsewhere
-        runtime.compiled_here[key] = reason
-        if reason:
+        is_told = runtime.compiled_here.pop(content_key, "")  # its trace was counted: one kernel, one count
+        runtime.compiled_here[key] = is_told or reason
+        if reason and not is_told:
             runtime.notices.add(f"{self.function.__qualname__} was compiled in the test process: {reason}")
         return kernel
 

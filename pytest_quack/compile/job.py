@@ -90,7 +90,22 @@ class TracedJob:
     description: str
 
 
-Job = CompileJob | TracedJob
+@dataclass(frozen=True, slots=True)
+class CheckJob:
+    """A backend's self-check of its interception.
+
+    Attributes:
+        key: what the check depends on.
+        backend, asker, description: as in `TracedJob`.
+    """
+
+    key: str
+    backend: str
+    asker: Asker = field(repr=False)
+    description: str
+
+
+Job = CompileJob | TracedJob | CheckJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +140,7 @@ class PoolStats:
     """Counts of one pool's life so far.
 
     Attributes:
-        submitted: keys that were given to the pool.
+        submitted: keys that were given to the pool; self-checks are no keys.
         done, failed: of these, how many ended which way.
         pending: how many are queued or running.
         compiled: how many of `done` were really compiled here, the rest were found made.

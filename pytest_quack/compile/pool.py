@@ -33,7 +33,16 @@ from pytest_quack.compile.executors.local import (
     Started,
     TimedOut,
 )
-from pytest_quack.compile.job import Asker, CompileFailure, CompileResult, FailureKind, Job, KeyState, PoolStats
+from pytest_quack.compile.job import (
+    Asker,
+    CheckJob,
+    CompileFailure,
+    CompileResult,
+    FailureKind,
+    Job,
+    KeyState,
+    PoolStats,
+)
 from pytest_quack.compile.limits import default_jobs
 from pytest_quack.compile.priority import QueuedKey, next_key
 from pytest_quack.errors import CompilePending
@@ -172,7 +181,7 @@ class CompilePool:
     def stats(self) -> PoolStats:
         """Counts so far."""
         with self._changed:
-            entries = list(self._entries.values())
+            entries = [entry for entry in self._entries.values() if not isinstance(entry.job, CheckJob)]
             workers = self._executor.workers_started if self._executor is not None else 0
             crashes = self._crashes
         by_state = {state: [e for e in entries if e.state is state] for state in KeyState}

@@ -14,6 +14,8 @@ from pytest_quack.backends import DEFAULT, find_backend
 
 # module name -> backend name, in the order in which the modules were imported
 _registered: Final[dict[str, str]] = {}
+# backends whose compiles are intercepted, wherever they are
+_intercepted: Final[set[str]] = set()
 
 
 def register(module: str, backend_name: str) -> None:
@@ -21,8 +23,13 @@ def register(module: str, backend_name: str) -> None:
     _registered.setdefault(module, backend_name)
 
 
+def register_interception(backend_name: str) -> None:
+    """Note that traces of that backend may be compiled."""
+    _intercepted.add(backend_name)
+
+
 def registered_backends() -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_registered.values()))
+    return tuple(dict.fromkeys([*_registered.values(), *sorted(_intercepted)]))
 
 
 def preloadable_modules() -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from pytest_quack.backends import find_backend
 from pytest_quack.cache.directory import CacheDirectory
-from pytest_quack.compile.job import CompileFailure, CompileResult, FailureKind, Job, TracedJob
+from pytest_quack.compile.job import CheckJob, CompileFailure, CompileResult, FailureKind, Job, TracedJob
 from pytest_quack.compile.process import die_with_parent, ignore_terminal_signals
 from pytest_quack.runtime import Runtime, replace_runtime
 from pytest_quack.settings import Settings
@@ -55,12 +55,14 @@ def run_job(job: Job, connection: Connection) -> CompileResult:
     try:
         with _surroundings_of(job):
             from pytest_quack.cache.decorator import find_jit_function
-            from pytest_quack.cache.traced import run_traced_job
+            from pytest_quack.cache.traced import run_check_job, run_traced_job
 
             replace_runtime(_runtime_for(job.asker.store_root, job.asker.settings))
             on_start = lambda: connection.send(("started", job.key))  # noqa: E731
             if isinstance(job, TracedJob):
                 return run_traced_job(job, on_start)
+            if isinstance(job, CheckJob):
+                return run_check_job(job, on_start)
             try:
                 jit = find_jit_function(job.module, job.qualname, job.file)
             except BaseException as error:  # noqa: BLE001 - importing a user's module may raise anything
@@ -79,7 +81,9 @@ def _intercept(backend_name: str) -> None:
     """From here on a compile in this process has its trace's content key, and ends early where an artifact is there."""
     from pytest_quack.cache.traced import TraceCache
 
-    interception = find_backend(backend_name).interception(TraceCache(backend_name), lambda notice: None)
+    interception = find_backend(backend_name).interception(
+        TraceCache(backend_name, is_asking=False), lambda notice: None
+    )
     if interception is not None:
         interception.install()
 

@@ -226,3 +226,31 @@ def test_an_option_variable_changes_the_options_and_a_folder_does_not(tmp_path: 
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     assert compile_for(folder, "sm_90a", CUTE_DSL_CACHE_DIR=str(folder))["options"] == plain
+
+
+def test_compile_process_does_without_torch_and_compiles_the_same() -> None:
+    script = """
+import importlib, sys
+from hashlib import sha256
+from pytest_quack.backends.cute_dsl import BACKEND
+
+if sys.argv[1] == "worker":
+    BACKEND.prepare_worker()
+for name in BACKEND.worker_preload():
+    importlib.import_module(name)
+exported = BACKEND.check_interception()
+print("torch" in sys.modules, sha256(exported.payload).hexdigest(), flush=True)
+import torch  # code that needs it can still have it
+"""
+    found = {}
+    for role in ("worker", "test process"):
+        done = subprocess.run(
+            [sys.executable, "-c", script, role],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found[role] = done.stdout.split()
+    assert found["worker"][0] == "False"
+    assert found["test process"] == ["True", found["worker"][1]]

@@ -79,6 +79,9 @@ class LightBackend:
     def lower(self, payload: bytes, content_key: str) -> Exported:
         raise NotImplementedError("nothing is traced here")
 
+    def check_interception(self) -> Exported:
+        raise NotImplementedError("nothing is traced here")
+
     def worker_environ(self) -> Mapping[str, str]:
         return {"LIGHT_ARCH": _arch()}
 
