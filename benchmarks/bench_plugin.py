@@ -1,20 +1,27 @@
-"""Time a suite of host-compiled CuTe DSL kernels with the plugin and without, side by side.
+"""Time one suite of host-compiled CuTe DSL kernels several ways, side by side.
 
-    python benchmarks/bench_plugin.py warm --tests-per-key 5 --test-ms 20 --pairs 7
-    python benchmarks/bench_plugin.py cold --keys 200 --jobs 2 --pairs 3
+    python benchmarks/bench_plugin.py --sides plain jit_cache interception peer --keys 200 --rounds 2
+    python benchmarks/bench_plugin.py --sides plain_cached jit_cache --phases warm --tests-per-key 5 --test-ms 20
+    python benchmarks/bench_plugin.py --project tests/projects/memo_style --sides plain interception --rounds 3
 
-A suite is generated: KEYS kernels that cost about COMPILE_S seconds each, TESTS_PER_KEY tests for each of them that
-compute for TEST_MS milliseconds. The two sides run in turn, A B A B ..., each as a process of its own:
+A suite is generated: KEYS kernels whose compile cost DEGREE sets, TESTS_PER_KEY tests for each of them that compute for
+TEST_MS milliseconds. Or it is a project of its own, with `--project`. The sides are
 
-    warm    A: with --async-compile, B: plain pytest without the plugin; both on one store that holds every kernel
-    cold    A: with --async-compile, B: plain pytest without the plugin; each on an empty store
+    plain          pytest without a plugin; kernels are kept in the process only
+    plain_cached   pytest without a plugin; compile functions decorated with jit_cache
+    jit_cache      with --async-compile; compile functions decorated with jit_cache
+    interception   with --async-compile; the code of "plain"
+    peer           the plugin and jit_cache of the distribution quack-kernels, where it and triton are installed
 
-Reported are the whole process's wall time and pytest's session time, medians, and the ratios A/B pair by pair.
+In each round each side runs in turn, each run a process of its own: cold, on an empty store, and warm, on the store
+that the cold run has filled. Reported are the wall time of the whole process and pytest's session time, their medians,
+and the ratios of each side to the first and to the peer, round by round.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import shutil
@@ -30,11 +37,15 @@ from typing import Any
 from environment import report
 
 ROOT = Path(__file__).resolve().parent.parent
-
+_CACHES = {
+    "plain": "from functools import cache as jit_cache",
+    "ours": "from pytest_quack import jit_cache",
+    "peer": "from quack.cache import jit_cache",
+}
 KERNELS = """
 import cutlass.cute as cute
 from cutlass import AddressSpace, Constexpr, Float32, range_constexpr
-from pytest_quack import jit_cache
+{jit_cache}
 
 
 def fake(n):
@@ -80,86 +91,140 @@ def test_horner(offset, repeat):
 
 
 @dataclass(frozen=True)
-class Timing:
-    wall_s: float
-    session_s: float
-    tail: str
+class Side:
+    """One way to run the suite: whose cache its compile functions have, and pytest's arguments."""
+
+    cache: str
+    arguments: tuple[str, ...]
 
 
-def write_suite(folder: Path, args: argparse.Namespace) -> None:
-    folder.mkdir()
-    (folder / "kernels.py").write_text(KERNELS)
-    text = TESTS.format(keys=args.keys, tests_per_key=args.tests_per_key, test_ms=args.test_ms, degree=args.degree)
-    (folder / "test_suite.py").write_text(text)
-    (folder / "pytest.ini").write_text("[pytest]\naddopts = -q -p no:cacheprovider\n")
-
-
-def run(folder: Path, store: Path, extra: list[str]) -> Timing:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("QUACK_")}
-    environ["QUACK_CACHE_DIR"] = str(store)
-    environ["PYTHONPATH"] = str(ROOT)
-    began = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *extra], cwd=folder, env=environ, capture_output=True, text=True, check=False
-    )
-    wall_s = time.perf_counter() - began
-    if done.returncode != 0:
-        sys.exit(f"a run failed with status {done.returncode}:\n{done.stdout[-4000:]}\n{done.stderr[-2000:]}")
-    session = re.search(r"in ([\d.]+)s", done.stdout.splitlines()[-1])
-    assert session, done.stdout
-    return Timing(wall_s, float(session.group(1)), "\n".join(done.stdout.splitlines()[-6:]))
-
-
-def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
-    folder = work / "suite"
-    write_suite(folder, args)
-    with_plugin = ["-p", "pytest_quack", f"--async-compile={args.jobs}"]
-    # An installed plugin is loaded by its entry point: side B is pytest without it.
-    plain = ["-p", "no:pytest_quack"]
-    shared = work / "warm-store"
-    if args.what == "warm":
-        run(folder, shared, with_plugin)
-        run(folder, shared, plain)
-    pairs = []
-    for index in range(args.pairs):
-        timings = []
-        for side, extra in (("a", with_plugin), ("b", plain)):
-            store = shared if args.what == "warm" else work / f"store-{side}{index}"
-            timings.append(run(folder, store, extra))
-            if args.what == "cold":
-                shutil.rmtree(store)
-        pairs.append(tuple(timings))
-        a, b = timings
-        print(f"pair {index + 1}: {a.wall_s:.2f} s / {b.wall_s:.2f} s = {a.wall_s / b.wall_s:.3f}", flush=True)
+def sides(jobs: int) -> dict[str, Side]:
+    # An installed plugin is loaded by its entry point: a plain run must say that it does not want it.
+    none = ("-p", "no:pytest_quack")
+    ours = ("-p", "pytest_quack", f"--async-compile={jobs}")
     return {
-        "what": args.what,
-        "keys": args.keys,
-        "tests_per_key": args.tests_per_key,
-        "test_ms": args.test_ms,
-        "degree": args.degree,
-        "jobs": args.jobs,
-        "pairs": args.pairs,
-        "plugin_wall_s": [round(a.wall_s, 3) for a, _ in pairs],
-        "plain_wall_s": [round(b.wall_s, 3) for _, b in pairs],
-        "plugin_session_s": [a.session_s for a, _ in pairs],
-        "plain_session_s": [b.session_s for _, b in pairs],
-        "median_wall_ratio": round(statistics.median(a.wall_s / b.wall_s for a, b in pairs), 4),
-        "median_session_ratio": round(statistics.median(a.session_s / b.session_s for a, b in pairs), 4),
-        "last_summary": pairs[-1][0].tail,
+        "plain": Side("plain", none),
+        "plain_cached": Side("ours", none),
+        "jit_cache": Side("ours", ours),
+        "interception": Side("plain", ours),
+        "peer": Side("peer", (*none, "-p", "quack.testing.pytest_plugin", f"--async-compile={jobs}")),
     }
 
 
+@dataclass(frozen=True)
+class Timing:
+    wall_s: float
+    session_s: float
+    summary: str
+
+
+def kernels(cache: str) -> str:
+    """The module of compile functions, with the cache of "plain", "ours" or "peer"."""
+    return KERNELS.format(jit_cache=_CACHES[cache])
+
+
+def write_suite(folder: Path, cache: str, args: argparse.Namespace) -> None:
+    if args.project is not None:
+        shutil.copytree(args.project, folder)
+        return
+    folder.mkdir()
+    (folder / "kernels.py").write_text(kernels(cache))
+    text = TESTS.format(keys=args.keys, tests_per_key=args.tests_per_key, test_ms=args.test_ms, degree=args.degree)
+    (folder / "test_suite.py").write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+
+
+def run(folder: Path, store: Path, side: Side, preload: str) -> Timing:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("QUACK_")}
+    environ["QUACK_CACHE_DIR"] = str(store)
+    environ["OWNCACHE_DIR"] = f"{store}-own"  # the cache that a project has of its own
+    environ["PYTHONPATH"] = str(ROOT)
+    environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
+    if preload:
+        environ["LD_PRELOAD"] = preload
+    shutil.rmtree(environ["OWNCACHE_DIR"], ignore_errors=True)
+    store.mkdir(mode=0o700, exist_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *side.arguments]
+    began = time.perf_counter()
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    wall_s = time.perf_counter() - began
+    if done.returncode != 0:
+        sys.exit(f"a run failed with status {done.returncode}:\n{done.stdout[-4000:]}\n{done.stderr[-2000:]}")
+    session = re.findall(r"passed.* in ([\d.]+)s", done.stdout)
+    assert session, done.stdout
+    return Timing(wall_s, float(session[-1]), "\n".join(done.stdout.strip().splitlines()[-6:]))
+
+
+def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
+    chosen = {name: sides(args.jobs)[name] for name in args.sides}
+    for cache in {side.cache for side in chosen.values()}:
+        write_suite(work / cache, cache, args)
+    preload = str(args.preload.resolve()) if args.preload else ""
+    timings: dict[tuple[str, str], list[Timing]] = {(name, phase): [] for name in chosen for phase in args.phases}
+    for number in range(args.rounds):
+        for name, side in chosen.items():
+            store = work / f"store-{name}-{number}"
+            for phase in ("cold", "warm"):
+                if phase == "cold" and "cold" not in args.phases and number:
+                    store = work / f"store-{name}-0"  # filled in the first round
+                elif phase == "cold" or phase in args.phases:
+                    timing = run(work / side.cache, store, side, preload)
+                    if phase in args.phases:
+                        timings[name, phase].append(timing)
+                        print(
+                            f"{number + 1}: {name}, {phase}: {timing.wall_s:.2f} s ({timing.session_s} s)", flush=True
+                        )
+    return {
+        "suite": args.project.name if args.project else "generated",
+        **({} if args.project else {key: getattr(args, key) for key in ("keys", "tests_per_key", "test_ms", "degree")}),
+        "jobs": args.jobs,
+        "rounds": args.rounds,
+        "phases": {phase: compare({name: timings[name, phase] for name in chosen}) for phase in args.phases},
+    }
+
+
+def compare(timings: dict[str, list[Timing]]) -> dict[str, Any]:
+    """Medians of each side and, for the first side and the peer, ratios of the others to it, round by round."""
+    result: dict[str, Any] = {}
+    for name, runs in timings.items():
+        result[name] = {
+            "wall_s": [round(run.wall_s, 3) for run in runs],
+            "session_s": [run.session_s for run in runs],
+            "median_wall_s": round(statistics.median(run.wall_s for run in runs), 3),
+            "median_session_s": round(statistics.median(run.session_s for run in runs), 3),
+            "last_summary": runs[-1].summary,
+        }
+    for reference in dict.fromkeys([next(iter(timings)), *(["peer"] if "peer" in timings else [])]):
+        result[f"ratios_to_{reference}"] = {
+            name: {
+                part: round(statistics.median(getattr(a, part) / getattr(b, part) for a, b in pairs), 4)
+                for part in ("wall_s", "session_s")
+            }
+            for name, runs in timings.items()
+            if name != reference
+            for pairs in [list(zip(runs, timings[reference], strict=True))]
+        }
+    return result
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["warm", "cold"])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sides", nargs="+", choices=list(sides(1)), default=["plain", "jit_cache", "interception"])
+    parser.add_argument("--phases", nargs="+", choices=["cold", "warm"], default=["cold", "warm"])
+    parser.add_argument("--project", type=Path, help="a folder with a suite of its own")
     parser.add_argument("--keys", type=int, default=200)
     parser.add_argument("--tests-per-key", type=int, default=1)
     parser.add_argument("--test-ms", type=float, default=0.0)
     parser.add_argument("--degree", type=int, default=20, help="sets the compile cost of a kernel (default 20)")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--preload", type=Path, help="a library that every run needs preloaded")
     parser.add_argument("--json", type=Path, help="write the result here")
     args = parser.parse_args()
+    if "peer" in args.sides and importlib.util.find_spec("quack") is None:
+        parser.error('the side "peer" needs the distributions quack-kernels and triton in this environment')
+    if args.project is not None and {"plain_cached", "jit_cache", "peer"} & set(args.sides):
+        parser.error('a project has its own compile functions: its sides are "plain" and "interception"')
     with tempfile.TemporaryDirectory(prefix="bench-plugin-") as work:
         result = measure(args, Path(work))
     report(result, args.json)

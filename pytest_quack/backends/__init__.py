@@ -71,9 +71,15 @@ class Interception(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CompileHere:
-    """The compiler is to make it in this process; `reason` says why not the pool, where there is one."""
+    """The compiler is to make it in this process.
+
+    Attributes:
+        reason: why not the pool, where there is one.
+        is_for_export: nobody calls it here, so that it need not be made ready to run.
+    """
 
     reason: str = ""
+    is_for_export: bool = False
 
 
 class Resolver(Protocol):

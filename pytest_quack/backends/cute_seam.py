@@ -143,8 +143,11 @@ class Seam:
                 function = original(dsl, *args, **kwargs)  # if this fails as well, the object is not to blame
                 self._resolver.discard(content_key, error)
                 return function
+        if found.is_for_export:
+            # An engine and a function to call cost two more translations to machine code than the export does.
+            arguments["no_jit_engine"] = True
         began = time.perf_counter()
-        function = original(dsl, *args, **kwargs)
+        function = original(*bound.args, **bound.kwargs)
         seconds = time.perf_counter() - began
         setattr(function, ORIGIN, Origin(content_key, trace, None))
         self._resolver.made_here(content_key, name, found, seconds, functools.partial(self._export, function))

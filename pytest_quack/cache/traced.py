@@ -57,7 +57,7 @@ class TraceCache:
                     runtime.hits.add(content_key)
                 return artifact
             if pool is None:
-                return CompileHere()
+                return CompileHere(is_for_export=not self._is_asking)
             state, failure = pool.poll(content_key)
             if state is KeyState.NEW and has_raised:
                 return CompileHere("it raised when it was last compiled, but not now")
