@@ -52,8 +52,8 @@ class CompilePending(BaseException):
     A `BaseException`, because test code that catches `Exception` must not mistake it for a result.
 
     Attributes:
-        key: the direct key that is pending.
-        description: the compile function's name and arguments, for people.
+        key: the key that is pending: a direct key, or the content key of a trace.
+        description: the compile function's name and arguments, or the traced function's name, for people.
     """
 
     def __init__(self, key: str, description: str = "") -> None:

@@ -45,8 +45,8 @@ class Runtime:
     """The state of one process, or of one pytest run in it.
 
     Attributes:
-        hits: direct keys whose artifact was loaded from the store.
-        compiled_here: direct keys that this process compiled itself -> why not the pool ("" where there was no pool).
+        hits: keys (direct keys, content keys of traces) whose artifact was loaded from the store.
+        compiled_here: keys that this process compiled itself -> why not the pool ("" where there was no pool).
         uncached: how often a call could not be cached.
     """
 

@@ -14,8 +14,10 @@ import functools
 import inspect
 import io
 import pickle
+import re
 import tempfile
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +44,7 @@ _KNOWN_OPTIONS: Final = frozenset(
         "DumpDir",
     }
 )
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]{6,}")
 _PLAIN: Final = (int, float, str, bytes)
 # Settings of the environment under which the DSL leaves files, prints, or does not compile at all.
 _KNOWN_BY_NAME: Final = ("keep_ir", "keep_ir_clean", "print_ir", "dryrun", "jit_time_profiling", "loc_tracebacks")
@@ -126,15 +129,21 @@ def take(dsl: Any, arguments: dict[str, Any]) -> Trace:
     )
 
 
-def _written(signature: inspect.Signature) -> bytes | None:
-    """A signature as `dump_to_object` writes it; None where that fails, as for classes local to a function."""
+def _called(signature: inspect.Signature) -> inspect.Signature:
+    """The signature that a plain compiled function has: without what was constant, with the status of a launch."""
     from cutlass import Int32
     from cutlass.base_dsl.jit_executor import ExecutionArgs
+
+    called: inspect.Signature = ExecutionArgs(signature, FUNCTION).signature
+    return called.replace(return_annotation=Int32)
+
+
+def _written(signature: inspect.Signature) -> bytes | None:
+    """A signature as `dump_to_object` writes it; None where that fails, as for classes local to a function."""
     from cutlass.cute.export import _CudaDialectJitCompiledFunction as Function
 
-    called = ExecutionArgs(signature, FUNCTION).signature.replace(return_annotation=Int32)  # the status of a launch
     try:
-        return bytes(Function.export_provider.signature_processor.dumps(called))
+        return bytes(Function.export_provider.signature_processor.dumps(_called(signature)))
     except (pickle.PicklingError, TypeError, AttributeError):
         return None
 
@@ -152,7 +161,10 @@ def ffi_spec(dsl: Any, arguments: dict[str, Any]) -> Any:
 
 
 def content_parts(dsl: Any, signature: inspect.Signature, trace: Trace, options: str) -> dict[str, bytes]:
-    """The labelled parts of a content key that come from the trace; `options` are the backend's settings in force."""
+    """The labelled parts of a content key that come from the trace; `options` are the backend's settings in force.
+
+    Raises UnkeyableError where part of it has no text that is the same in every process.
+    """
     pipeline = dsl.preprocess_pipeline(dsl._get_pipeline(trace.pipeline), trace.target)
     return {
         "kind": b"trace",
@@ -161,8 +173,10 @@ def content_parts(dsl: Any, signature: inspect.Signature, trace: Trace, options:
         "flags": trace.options.to_str().encode(),
         "names": canonical.encode((trace.dsl, trace.function_name, trace.display_name, trace.num_kernels > 0)),
         "arch": trace.target.encode(),
-        "spec": b"" if trace.spec is None else repr(_describe(trace.spec, {})).encode(),
-        "signature": b"" if trace.signature is None else repr(_describe_signature(signature)).encode(),
+        "libraries": canonical.encode(_linked(trace.options)),
+        "kernels": _text(trace.kernel_info),
+        "spec": _text(trace.spec),
+        "signature": b"" if trace.signature is None else _text(_signature_parts(_called(signature))),
         "options": options.encode(),
         "abi": trace.abi.encode(),
     }
@@ -222,10 +236,25 @@ def _describe(value: Any, seen: dict[int, int]) -> Any:
     return (type(value).__qualname__, str(value))
 
 
-def _describe_signature(signature: inspect.Signature) -> Any:
-    seen: dict[int, int] = {}
-    parts = [(p.name, p.kind.name, p.default, p.annotation) for p in signature.parameters.values()]
-    return _describe((*parts, signature.return_annotation), seen)
+def _text(value: Any) -> bytes:
+    text = repr(_describe(value, {}))
+    address = _ADDRESS.search(text)
+    if address is not None:
+        excerpt = text[max(0, address.start() - 40) : address.end()]
+        raise UnkeyableError(f"its arguments hold a value whose text is another in each process (...{excerpt})")
+    return text.encode()
+
+
+def _signature_parts(signature: inspect.Signature) -> Any:
+    parameters = [(p.name, p.kind.name, p.default, p.annotation) for p in signature.parameters.values()]
+    return (*parameters, signature.return_annotation)
+
+
+def _linked(options: Any) -> tuple[tuple[str, str], ...]:
+    """The libraries that device code is linked with, by content."""
+    names = next((o.value for kind, o in options.options.items() if kind.__name__ == "LinkLibraries"), "") or ""
+    paths = [Path(name) for name in names.split(",") if name]
+    return tuple((str(path), sha256(path.read_bytes()).hexdigest() if path.is_file() else "") for path in paths)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

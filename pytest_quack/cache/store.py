@@ -54,7 +54,7 @@ class Sidecar:
         arch: the GPU architecture of its device code; empty where it has none.
         host_machine, host_features: the CPU that its host code was made for.
         toolchain: versions of what made it.
-        description: the compile function and its arguments, for people.
+        description: the compile function and its arguments, or the traced function, for people.
         compile_s: how long the compile took, in seconds.
         extra: what the backend must know to use the object besides its bytes.
     """

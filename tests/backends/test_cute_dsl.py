@@ -254,3 +254,22 @@ import torch  # code that needs it can still have it
         found[role] = done.stdout.split()
     assert found["worker"][0] == "False"
     assert found["test process"] == ["True", found["worker"][1]]
+
+
+def test_libraries_that_device_code_is_linked_with_count_by_content(tmp_path: Path) -> None:
+    from cutlass.base_dsl.compiler import CompileOptions, LinkLibraries
+
+    from pytest_quack.backends.cute_trace import _linked
+
+    options = CompileOptions()
+    assert _linked(options) == ()
+    library = tmp_path / "library.bc"
+    options.options[LinkLibraries] = LinkLibraries(f"{library},missing.bc")
+    found = []
+    for content in (None, b"one", b"two", b"one"):
+        if content is not None:
+            library.write_bytes(content)
+        found.append(_linked(options))
+    assert [[name for name, _ in linked] for linked in found] == [[str(library), "missing.bc"]] * 4
+    assert len(set(found)) == 3
+    assert found[1] == found[3]

@@ -103,6 +103,21 @@ def test_implicit_compile():
     _affine(dynamic(X), dynamic(y), 7.0, 1.0)
     assert torch.equal(y, X * 7.0 + 1.0)
 
+class Tag:
+    pass  # prints as its address, which is another in each process
+
+@cute.jit
+def _tagged(x: cute.Tensor, y: cute.Tensor, tag: Constexpr = Tag()):
+    for i in range(cute.size(x)):
+        y[i] = x[i] - 1.0
+
+def test_default_of_a_constant():
+    n = cute.sym_int()
+    assert right(cute.compile(_tagged, fake(n), fake(n), options=FFI), 1.0, -1.0)
+    y = torch.empty(8)
+    _tagged(dynamic(X), dynamic(y))
+    assert torch.equal(y, X - 1.0)
+
 def test_custom_op_and_autograd_backward():
     @torch.library.custom_op("quacktest::double", mutates_args=())
     def double(x: torch.Tensor) -> torch.Tensor:
@@ -140,7 +155,7 @@ def test_device_code(tmp_path):
     kernel.export_to_c(object_file_path=path, function_name="func")
     assert callable(cute.runtime.load_module(path, enable_tvm_ffi=True)["func"])
 """
-N_TESTS = 11
+N_TESTS = 12
 
 
 @pytest.fixture
