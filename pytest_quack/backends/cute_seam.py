@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import functools
 import inspect
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ from pytest_quack.cache.store import Artifact
 from pytest_quack.errors import InterceptionError, UnkeyableError
 
 ORIGIN: Final = "__quack_origin__"
+_EXTRA: Final = "kernel_extra_args"
+_OURS: Final = "__quack_seam__"
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 _NEEDED: Final = frozenset(
     {
         *("module", "module_hash", "function_name", "pipeline", "signature", "no_cache", "no_jit_engine"),
@@ -91,12 +95,18 @@ class Seam:
                 "where they are expected"
             )
             return
+        if getattr(original, "__wrapped__", None) is not None:
+            self._notice(
+                f"compiles are not intercepted: something else ({original.__module__}) stands where they are taken"
+            )
+            return
         seam, self._original, self._signature = self, original, signature
 
         @functools.wraps(original)
         def compile_and_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
             return seam.compile(self, args, kwargs)
 
+        setattr(compile_and_cache, _OURS, True)
         self._undo = contextlib.ExitStack()
         self._undo.enter_context(swapped(CutlassBaseDSL, "compile_and_cache", compile_and_cache))
 
@@ -125,8 +135,9 @@ class Seam:
             self._note_uncached(name, error)
             return original(dsl, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - the DSL is not as expected: whatever it raises, it compiles for itself
-            self._give_up(f"{type(error).__name__}: {error}")
-            return original(dsl, *args, **kwargs)
+            function = original(dsl, *args, **kwargs)  # if this fails as well, the function is to blame
+            self._give_up(f"{type(error).__name__}: {_one_line(error)}")
+            return function
         content_key = canonical.digest({**parts, **self._key_parts()})
         try:
             found = self._resolver.resolve(content_key, name, trace.dump)
@@ -159,7 +170,7 @@ class Seam:
             raise UnkeyableError(guessed_arch_text(trace.target))
 
     def _note_uncached(self, name: str, error: UnkeyableError) -> None:
-        self._notice(f"{name} was compiled in the test process: {error}")
+        self._notice(f"{name} was compiled in the test process: {_one_line(error)}")
 
     def _give_up(self, reason: str) -> None:
         self.remove()
@@ -179,9 +190,9 @@ class Seam:
                 stack.enter_context(swapped(dsl.envar, "disable_file_caching", True))
             function = self._original(dsl, **call)
         extra = artifact.sidecar.extra
-        function.kernel_extra_args = dict(extra.get("kernel_extra_args", {}))
+        function.kernel_extra_args = dict(extra.get(_EXTRA, {}))
         function.total_added_arguments = extra.get("total_added_arguments", 0)
-        function.ir_module = LazyModule(functools.partial(self._lower, trace))
+        function.ir_module = LazyModule(functools.partial(self._lower, trace), has_extra_args=bool(extra.get(_EXTRA)))
         setattr(function, ORIGIN, Origin(artifact.sidecar.content_key, trace, artifact))
         return function
 
@@ -209,11 +220,19 @@ class Seam:
 
 
 def plain_compile() -> Callable[..., Any]:
-    """The DSL's own `compile_and_cache`, whether or not a seam is in place."""
+    """The DSL's `compile_and_cache` without seams of ours, whether or not one is in place."""
     from cutlass.cutlass_dsl.cutlass import CutlassBaseDSL
 
-    method: Callable[..., Any] = CutlassBaseDSL.compile_and_cache
-    return inspect.unwrap(method)
+    method: Any = CutlassBaseDSL.compile_and_cache
+    while getattr(method, _OURS, False):
+        method = method.__wrapped__
+    return method
+
+
+def _one_line(error: Exception) -> str:
+    """What an error says, without the colours and the frames that the DSL adds."""
+    lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines()]
+    return next(filter(None, lines), "")
 
 
 def guessed_arch_text(arch: str) -> str:
@@ -275,18 +294,71 @@ _PROVIDER_SIGNATURE: Final = inspect.signature(lambda module, *args, return_modu
 
 
 class LazyModule:
-    """The lowered module of a function that was not lowered here: made when somebody looks at it."""
+    """The lowered module of a function that was not lowered here: made when somebody looks at it.
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self.__dict__.update(_quack_make=make, _quack_module=None)
+    `has_extra_args` says whether it names workspaces, which the DSL asks each module of some kernels.
+    """
+
+    def __init__(self, make: Callable[[], Any], *, has_extra_args: bool) -> None:
+        self.__dict__.update(_quack_make=make, _quack_module=None, _quack_has_extra_args=has_extra_args)
 
     def _quack_real(self) -> Any:
         if self.__dict__["_quack_module"] is None:
             self.__dict__["_quack_module"] = self.__dict__["_quack_make"]()
         return self.__dict__["_quack_module"]
 
+    @property
+    def operation(self) -> Any:
+        return self._quack_real().operation if self.__dict__["_quack_has_extra_args"] else _LazyOperation(self)
+
+    @property  # type: ignore[misc] # what isinstance sees
+    def __class__(self) -> Any:
+        from cutlass._mlir import ir
+
+        return ir.Module
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._quack_real().__reduce_ex__(protocol)
+
+    def __repr__(self) -> str:
+        return repr(self._quack_real())
+
     def __str__(self) -> str:
         return str(self._quack_real())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._quack_real(), name)
+
+
+class _LazyOperation:
+    """Answers whether its module names workspaces, without the module."""
+
+    def __init__(self, module: LazyModule) -> None:
+        self._quack_owner = module
+
+    @property
+    def attributes(self) -> Any:
+        return _LazyAttributes(self._quack_owner)
+
+    def __str__(self) -> str:
+        return str(self._quack_owner._quack_real().operation)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._quack_owner._quack_real().operation, name)
+
+
+class _LazyAttributes:
+    def __init__(self, module: LazyModule) -> None:
+        self._quack_owner = module
+
+    def _quack_real(self) -> Any:
+        return self._quack_owner._quack_real().operation.attributes
+
+    def __contains__(self, name: object) -> bool:
+        return False if name == "lir.kernel_extra_args" else name in self._quack_real()
+
+    def __getitem__(self, name: Any) -> Any:
+        return self._quack_real()[name]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._quack_real(), name)
@@ -297,7 +369,7 @@ def _over_real_module(owner: Any, name: str) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(self.ir_module, LazyModule):
+        if type(self.ir_module) is LazyModule:
             self.ir_module = self.ir_module._quack_real()
         return original(self, *args, **kwargs)
 
@@ -331,10 +403,13 @@ def _export_from_object(otherwise: Callable[..., Any]) -> Callable[..., Any]:
         origin = getattr(self, ORIGIN, None)
         if origin is None or origin.artifact is None:
             return otherwise(self, *args, **kwargs)
-        bound = signature.bind(self, *args, **kwargs)
+        try:
+            bound = signature.bind(self, *args, **kwargs)
+        except TypeError:
+            return otherwise(self, *args, **kwargs)  # raises it in its own words
         bound.apply_defaults()
         given = dict(bound.arguments)
-        path, name = str(given.pop("object_file_path", "")), given.pop("function_name", None)
+        path, name = given.pop("object_file_path", ""), given.pop("function_name", None)
         del given["self"]
         if (
             name != FUNCTION

@@ -58,7 +58,7 @@ class Trace:
         dsl: the name of the DSL's class.
         bytecode: the module, without locations unless the object shows them.
         function_name, display_name: mangled and as written.
-        pipeline: as given to the compile; None for the default.
+        pipeline: the passes, as this process would run them.
         options: the compile options.
         num_kernels, kernel_info: what the trace has counted.
         arch: the architecture in force in the asking process.
@@ -71,7 +71,7 @@ class Trace:
     bytecode: bytes = dataclasses.field(repr=False)
     function_name: str
     display_name: str | None
-    pipeline: str | None
+    pipeline: str
     options: Any = dataclasses.field(repr=False)
     num_kernels: int
     kernel_info: dict[Any, Any] = dataclasses.field(repr=False)
@@ -90,8 +90,8 @@ class Trace:
     def dump(self) -> bytes:
         """As bytes, for another process. Raises UnkeyableError where part of it cannot be sent."""
         try:
-            return pickle.dumps(self)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            return pickle.dumps(dataclasses.replace(self, spec=_without_keywords(self.spec)))
+        except Exception as error:  # pickling runs foreign code, which may raise anything
             raise UnkeyableError(f"what it was traced with cannot be sent to another process ({error})") from error
 
 
@@ -105,6 +105,8 @@ def why_not(dsl: Any) -> str | None:
     for name in _KNOWN_BY_NAME:
         if getattr(dsl.envar, name, False):
             return f"{name} is set"
+    if getattr(dsl.compiler_provider, "_post_compile_hook", None) is not None:
+        return "a hook is to see the lowered module"
     backend = getattr(dsl.envar, "compiler_backend", "legacy")
     return None if backend == "legacy" else f"the compiler backend is {backend}"
 
@@ -112,13 +114,14 @@ def why_not(dsl: Any) -> str | None:
 def take(dsl: Any, arguments: dict[str, Any]) -> Trace:
     """The trace of a compile that is about to happen; `arguments` are those of the DSL's `compile_and_cache`."""
     options, arch = dsl.compile_options, str(dsl.envar.arch or "")
+    name_libraries_once(options)
     spec = ffi_spec(dsl, arguments) if options.enable_tvm_ffi else None
     return Trace(
         dsl=type(dsl).__name__,
         bytecode=_bytecode(arguments["module"], with_locations=_shows_locations(options)),
         function_name=arguments["function_name"],
         display_name=arguments.get("original_function_name"),
-        pipeline=arguments["pipeline"],
+        pipeline=dsl._get_pipeline(arguments["pipeline"]),
         options=options,
         num_kernels=dsl.num_kernels,
         kernel_info=dict(dsl.kernel_info),
@@ -144,7 +147,7 @@ def _written(signature: inspect.Signature) -> bytes | None:
 
     try:
         return bytes(Function.export_provider.signature_processor.dumps(_called(signature)))
-    except (pickle.PicklingError, TypeError, AttributeError):
+    except Exception:  # noqa: BLE001 - pickling runs foreign code, which may raise anything
         return None
 
 
@@ -165,7 +168,7 @@ def content_parts(dsl: Any, signature: inspect.Signature, trace: Trace, options:
 
     Raises UnkeyableError where part of it has no text that is the same in every process.
     """
-    pipeline = dsl.preprocess_pipeline(dsl._get_pipeline(trace.pipeline), trace.target)
+    pipeline = dsl.preprocess_pipeline(trace.pipeline, trace.target)
     return {
         "kind": b"trace",
         "module": trace.bytecode,
@@ -173,9 +176,9 @@ def content_parts(dsl: Any, signature: inspect.Signature, trace: Trace, options:
         "flags": trace.options.to_str().encode(),
         "names": canonical.encode((trace.dsl, trace.function_name, trace.display_name, trace.num_kernels > 0)),
         "arch": trace.target.encode(),
-        "libraries": canonical.encode(_linked(trace.options)),
+        "libraries": canonical.encode(linked(trace.options)),
         "kernels": _text(trace.kernel_info),
-        "spec": _text(trace.spec),
+        "spec": _text(_without_keywords(trace.spec)),
         "signature": b"" if trace.signature is None else _text(_signature_parts(_called(signature))),
         "options": options.encode(),
         "abi": trace.abi.encode(),
@@ -250,11 +253,24 @@ def _signature_parts(signature: inspect.Signature) -> Any:
     return (*parameters, signature.return_annotation)
 
 
-def _linked(options: Any) -> tuple[tuple[str, str], ...]:
+def name_libraries_once(options: Any) -> None:
+    """Leave each library once in the options: the DSL adds those of a function to shared options at each trace."""
+    kind, names = _libraries(options)
+    if kind is not None and len(names) != len(set(names)):
+        options.options[kind] = kind(",".join(dict.fromkeys(names)))
+
+
+def linked(options: Any) -> tuple[tuple[str, str], ...]:
     """The libraries that device code is linked with, by content."""
-    names = next((o.value for kind, o in options.options.items() if kind.__name__ == "LinkLibraries"), "") or ""
-    paths = [Path(name) for name in names.split(",") if name]
+    paths = [Path(name) for name in _libraries(options)[1]]
     return tuple((str(path), sha256(path.read_bytes()).hexdigest() if path.is_file() else "") for path in paths)
+
+
+def _libraries(options: Any) -> tuple[Any, list[str]]:
+    for kind, option in options.options.items():
+        if kind.__name__ == "LinkLibraries":
+            return kind, [name for name in (option.value or "").split(",") if name]
+    return None, []
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -340,6 +356,8 @@ class _Written:
 
 def _without_keywords(spec: Any) -> Any:
     """The spec as for a function without keyword arguments: how Python calls it is for the asking process to know."""
+    if spec is None:
+        return None
     params, wrapper, *rest = spec
     wrapper = wrapper._replace(**{name: type(getattr(wrapper, name))() for name in wrapper._fields})
     return (params, wrapper, *([] for _ in rest))

@@ -26,10 +26,11 @@ from pytest_quack.deferral.internals import ItemState, give_back_temporary
 
 @dataclass(slots=True)
 class Surroundings:
-    """The environment and the working directory, to be put back when an attempt does not count."""
+    """The environment, the working directory and torch's modes, to be put back when an attempt does not count."""
 
     environ: dict[Any, Any]
     directory: str | None
+    modes: tuple[Any, ...] | None
 
     @classmethod
     def capture(cls) -> Surroundings:
@@ -37,9 +38,11 @@ class Surroundings:
             directory: str | None = os.getcwd()
         except OSError:
             directory = None
-        return cls(_environ(), directory)
+        return cls(_environ(), directory, _torch_modes())
 
     def restore(self) -> None:
+        if self.modes is not None and self.modes != _torch_modes():
+            _set_torch_modes(self.modes)
         if _environ() != self.environ:
             former = {os.fsdecode(name): os.fsdecode(value) for name, value in self.environ.items()}
             for name in set(os.environ) - set(former):
@@ -54,6 +57,39 @@ def _environ() -> dict[Any, Any]:
     """A copy of the environment, taken from CPython's encoded mapping where there is one: thirty times as fast."""
     encoded = getattr(os.environ, "_data", None)
     return dict(encoded) if isinstance(encoded, dict) else dict(os.environ)
+
+
+def _torch_modes() -> tuple[Any, ...] | None:
+    """What a test may set for the whole process; None where torch is not loaded (or only in part)."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "get_float32_matmul_precision"):
+        return None
+    return (
+        torch.get_default_dtype(),
+        _default_device(),
+        torch.is_grad_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.get_num_threads(),
+    )
+
+
+def _default_device() -> Any:
+    """The device that was set for the process, None for none; torch's public way to ask takes as long as all else."""
+    return getattr(sys.modules.get("torch.utils._device"), "CURRENT_DEVICE", None)
+
+
+def _set_torch_modes(modes: tuple[Any, ...]) -> None:
+    torch = sys.modules["torch"]
+    dtype, device, has_grad, is_deterministic, only_warns, precision, threads = modes
+    torch.set_default_dtype(dtype)
+    if device != _default_device():
+        torch.set_default_device(device)
+    torch.set_grad_enabled(has_grad)
+    torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
+    torch.set_float32_matmul_precision(precision)
+    torch.set_num_threads(threads)
 
 
 @dataclass(slots=True)

@@ -259,17 +259,20 @@ import torch  # code that needs it can still have it
 def test_libraries_that_device_code_is_linked_with_count_by_content(tmp_path: Path) -> None:
     from cutlass.base_dsl.compiler import CompileOptions, LinkLibraries
 
-    from pytest_quack.backends.cute_trace import _linked
+    from pytest_quack.backends.cute_trace import linked, name_libraries_once
 
     options = CompileOptions()
-    assert _linked(options) == ()
+    assert linked(options) == ()
     library = tmp_path / "library.bc"
     options.options[LinkLibraries] = LinkLibraries(f"{library},missing.bc")
     found = []
     for content in (None, b"one", b"two", b"one"):
         if content is not None:
             library.write_bytes(content)
-        found.append(_linked(options))
+        found.append(linked(options))
     assert [[name for name, _ in linked] for linked in found] == [[str(library), "missing.bc"]] * 4
     assert len(set(found)) == 3
     assert found[1] == found[3]
+    options.options[LinkLibraries] = LinkLibraries("a.bc,b.bc,a.bc")  # as the DSL leaves it after two traces
+    name_libraries_once(options)
+    assert options.options[LinkLibraries].value == "a.bc,b.bc"
