@@ -134,14 +134,13 @@ def write_suite(folder: Path, cache: str, args: argparse.Namespace) -> None:
     (folder / "pytest.ini").write_text("[pytest]\n")
 
 
-def run(folder: Path, store: Path, side: Side, preload: str) -> Timing:
+def run(folder: Path, store: Path, side: Side, more: dict[str, str]) -> Timing:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("QUACK_")}
     environ["QUACK_CACHE_DIR"] = str(store)
     environ["OWNCACHE_DIR"] = f"{store}-own"  # the cache that a project has of its own
     environ["PYTHONPATH"] = str(ROOT)
     environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
-    if preload:
-        environ["LD_PRELOAD"] = preload
+    environ.update(more)
     shutil.rmtree(environ["OWNCACHE_DIR"], ignore_errors=True)
     store.mkdir(mode=0o700, exist_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *side.arguments]
@@ -159,7 +158,12 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     chosen = {name: sides(args.jobs)[name] for name in args.sides}
     for cache in {side.cache for side in chosen.values()}:
         write_suite(work / cache, cache, args)
-    preload = str(args.preload.resolve()) if args.preload else ""
+    more: dict[str, str] = {}
+    if args.project is not None:
+        sys.path.insert(0, str(ROOT / "tests"))
+        from support.bfloat16 import bfloat16_environ
+
+        more = bfloat16_environ(work) or {}
     timings: dict[tuple[str, str], list[Timing]] = {(name, phase): [] for name in chosen for phase in args.phases}
     for number in range(args.rounds):
         for name, side in chosen.items():
@@ -168,7 +172,7 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
                 if phase == "cold" and "cold" not in args.phases and number:
                     store = work / f"store-{name}-0"  # filled in the first round
                 elif phase == "cold" or phase in args.phases:
-                    timing = run(work / side.cache, store, side, preload)
+                    timing = run(work / side.cache, store, side, more)
                     if phase in args.phases:
                         timings[name, phase].append(timing)
                         print(
@@ -218,7 +222,6 @@ def main() -> None:
     parser.add_argument("--degree", type=int, default=20, help="sets the compile cost of a kernel (default 20)")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--preload", type=Path, help="a library that every run needs preloaded")
     parser.add_argument("--json", type=Path, help="write the result here")
     args = parser.parse_args()
     if "peer" in args.sides and importlib.util.find_spec("quack") is None:

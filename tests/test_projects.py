@@ -31,11 +31,14 @@ def run_project(name: str, folder: Path) -> Runs:
     project = InnerProject(folder)
     (project.root / "pytest.ini").unlink()
     shutil.copytree(TESTS / "projects" / name, project.root, dirs_exist_ok=True)
+    rounding = bfloat16_environ(folder)
+    if rounding is None:
+        pytest.skip(reason="the C runtime cannot round to bfloat16, and there is no C compiler to help it")
     results, logs = [], []
     for number in range(2):
         log = folder / f"case-{number}.log"
         own = folder / f"own-{number}"
-        project.environ = {"CASE_LOG": str(log), "OWNCACHE_DIR": str(own), **bfloat16_environ(folder)}
+        project.environ = {"CASE_LOG": str(log), "OWNCACHE_DIR": str(own), **rounding}
         results.append(project.run("-q", "-p", "no:cacheprovider", timeout_s=600))
         lines = log.read_text().splitlines() if log.exists() else []
         logs.append([line.partition(" ")[2] for line in lines])

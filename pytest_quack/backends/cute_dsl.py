@@ -14,7 +14,6 @@ import platform
 import re
 import struct
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -22,13 +21,12 @@ from typing import Any, Final
 
 from pytest_quack.backends import Exported, Resolver, Target
 from pytest_quack.backends.cute_seam import ORIGIN, Seam, guessed_arch_text, plain_compile
-from pytest_quack.backends.cute_trace import Trace, export, extra_of, load_trace, lower
+from pytest_quack.backends.cute_trace import FUNCTION, Trace, export, export_tvm_ffi, extra_of, load_trace, lower
 from pytest_quack.backends.host import host_features, missing_features
 from pytest_quack.cache.artifact import environment_parts
 from pytest_quack.cache.store import Artifact
 from pytest_quack.errors import ArtifactError, ExportError, TargetArchError
 
-_FUNCTION: Final = "func"
 _ARCH_VARIABLE: Final = "CUTE_DSL_ARCH"
 _ELF: Final = b"\x7fELF"
 _EM_CUDA: Final = 190
@@ -256,19 +254,15 @@ def _library_digests() -> str:
 
 
 def _object_of(compiled: Any) -> tuple[bytes, str]:
-    export = getattr(compiled, "export_to_c", None)
-    if export is None:
+    if not hasattr(compiled, "export_to_c"):
         raise ExportError(
             f"a compile function must return what cute.compile returns, not a {type(compiled).__name__}: it has no "
             "export_to_c, so it cannot be stored or shared between processes"
         )
     try:
         if _is_tvm_ffi(compiled):
-            with tempfile.TemporaryDirectory(prefix="quack-export-") as folder:
-                path = Path(folder) / f"{_FUNCTION}.o"
-                export(object_file_path=str(path), function_name=_FUNCTION)
-                return path.read_bytes(), "tvm_ffi"
-        return bytes(compiled.dump_to_object(_FUNCTION)), "cute"
+            return export_tvm_ffi(compiled), "tvm_ffi"
+        return bytes(compiled.dump_to_object(FUNCTION)), "cute"
     except Exception as error:  # whatever the DSL raises is the reason why this cannot be exported
         raise ExportError(f"its {type(compiled).__name__} cannot be exported ({error})") from error
 
@@ -287,7 +281,7 @@ def _load_object(payload: bytes, *, is_tvm_ffi: bool) -> Callable[..., Any]:
         while view:
             view = view[os.write(descriptor, view) :]
         module = ExternalBinaryModule(f"/proc/self/fd/{descriptor}", enable_tvm_ffi=is_tvm_ffi)
-        kernel: Callable[..., Any] = module[_FUNCTION]
+        kernel: Callable[..., Any] = module[FUNCTION]
     except Exception as error:  # the loader raises errors of several libraries; each means that it cannot be used
         raise ArtifactError(f"it cannot be loaded ({error})") from error
     finally:

@@ -27,7 +27,6 @@ from pytest_quack.cache.store import Artifact
 from pytest_quack.errors import InterceptionError, UnkeyableError
 
 ORIGIN: Final = "__quack_origin__"
-_EXTRA: Final = "kernel_extra_args"
 _OURS: Final = "__quack_seam__"
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 _NEEDED: Final = frozenset(
@@ -147,19 +146,20 @@ class Seam:
         except InterceptionError as error:
             self._give_up(str(error))
             return original(dsl, *args, **kwargs)
+        unusable: Exception | None = None
         if not isinstance(found, CompileHere):
             try:
                 return self._build(dsl, arguments, trace, found)
             except Exception as error:  # noqa: BLE001 - whatever the loader raises: the object cannot be used
-                function = original(dsl, *args, **kwargs)  # if this fails as well, the object is not to blame
-                self._resolver.discard(content_key, error)
-                return function
+                unusable, found = error, CompileHere()
         if found.is_for_export:
             # An engine and a function to call cost two more translations to machine code than the export does.
             arguments["no_jit_engine"] = True
         began = time.perf_counter()
         function = original(*bound.args, **bound.kwargs)
         seconds = time.perf_counter() - began
+        if unusable is not None:  # had the compiler's own failed as well, the object would not be to blame
+            self._resolver.discard(content_key, unusable)
         setattr(function, ORIGIN, Origin(content_key, trace, None))
         self._resolver.made_here(content_key, name, found, seconds, functools.partial(self._export, function))
         return function
@@ -190,9 +190,10 @@ class Seam:
                 stack.enter_context(swapped(dsl.envar, "disable_file_caching", True))
             function = self._original(dsl, **call)
         extra = artifact.sidecar.extra
-        function.kernel_extra_args = dict(extra.get(_EXTRA, {}))
+        function.kernel_extra_args = dict(extra.get("kernel_extra_args", {}))
         function.total_added_arguments = extra.get("total_added_arguments", 0)
-        function.ir_module = LazyModule(functools.partial(self._lower, trace), has_extra_args=bool(extra.get(_EXTRA)))
+        has_extra_args = bool(function.kernel_extra_args or function.total_added_arguments)
+        function.ir_module = LazyModule(functools.partial(self._lower, trace), has_extra_args=has_extra_args)
         setattr(function, ORIGIN, Origin(artifact.sidecar.content_key, trace, artifact))
         return function
 

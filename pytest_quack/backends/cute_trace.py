@@ -334,14 +334,19 @@ def load_trace(payload: bytes) -> Trace:
 def export(function: Any, trace: Trace) -> bytes:
     """The object of a compiled function under the name `FUNCTION`, as the asking process would export it."""
     if trace.abi == "tvm_ffi":
-        with tempfile.TemporaryDirectory(prefix="quack-export-") as folder:
-            path = Path(folder) / f"{FUNCTION}.o"
-            function.export_to_c(object_file_path=str(path), function_name=FUNCTION)
-            return path.read_bytes()
+        return export_tvm_ffi(function)
     provider = copy.copy(function.export_provider)
     provider.signature_processor = _Written(trace.signature or _written(inspect.Signature()) or b"")
     with swapped(function, "export_provider", provider):
         return bytes(function.dump_to_object(FUNCTION))
+
+
+def export_tvm_ffi(function: Any) -> bytes:
+    """The object of a function with TVM-FFI, which the DSL only writes to files."""
+    with tempfile.TemporaryDirectory(prefix="quack-export-") as folder:
+        path = Path(folder) / f"{FUNCTION}.o"
+        function.export_to_c(object_file_path=str(path), function_name=FUNCTION)
+        return path.read_bytes()
 
 
 class _Written:

@@ -334,9 +334,9 @@ class JitFunction:
         content_key = artifact.sidecar.content_key
         if content_key in runtime.hits:
             return kernel  # the function ran here, but what it traced was compiled elsewhere
-        is_told = runtime.compiled_here.pop(content_key, "")  # its trace was counted: one kernel, one count
-        runtime.compiled_here[key] = is_told or reason
-        if reason and not is_told:
+        told = runtime.compiled_here.pop(content_key, "")  # its trace was counted: one kernel, one count
+        runtime.compiled_here[key] = told or reason
+        if reason and not told:
             runtime.notices.add(f"{self.function.__qualname__} was compiled in the test process: {reason}")
         return kernel
 

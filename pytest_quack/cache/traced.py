@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import pytest_quack
 from pytest_quack.backends import CompileHere, Exported, find_backend
 from pytest_quack.cache import key as canonical
 from pytest_quack.cache.artifact import environment_parts, make_artifact
@@ -97,10 +98,11 @@ class TraceCache:
         runtime.store.put(make_artifact(backend, exported, description=description, compile_s=seconds))
 
     def discard(self, content_key: str, error: Exception) -> None:
-        """An artifact passed its checks but could not be loaded."""
-        store = get_runtime().store
-        if store is not None:
-            store.discard(content_key, RuntimeError(f"it passed its checks, but {error}"))
+        """An artifact passed its checks but could not be loaded: it was no hit."""
+        runtime = get_runtime()
+        runtime.hits.discard(content_key)
+        if runtime.store is not None:
+            runtime.store.discard(content_key, RuntimeError(f"it passed its checks, but {error}"))
 
     def _find(self, content_key: str, runtime: Runtime) -> tuple[Artifact | None, bool]:
         """The artifact from the store, if it is there, and whether the compile raised when it was last tried."""
@@ -140,7 +142,8 @@ class TraceCache:
         return self._is_checked
 
     def _check_key(self) -> str:
-        return canonical.digest({"kind": b"self-check", **environment_parts(find_backend(self.backend_name))})
+        parts = environment_parts(find_backend(self.backend_name))
+        return canonical.digest({"kind": b"self-check", "plugin": pytest_quack.__version__.encode(), **parts})
 
 
 def run_check_job(job: CheckJob, on_start: Callable[[], None]) -> CompileResult:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pytest_quack.cache.artifact import make_artifact
 from pytest_quack.cache.store import Artifact, Sidecar
 from pytest_quack.errors import ArtifactError, ExportError
 from support.inner import ROOT, TESTS
@@ -276,3 +277,26 @@ def test_libraries_that_device_code_is_linked_with_count_by_content(tmp_path: Pa
     options.options[LinkLibraries] = LinkLibraries("a.bc,b.bc,a.bc")  # as the DSL leaves it after two traces
     name_libraries_once(options)
     assert options.options[LinkLibraries].value == "a.bc,b.bc"
+
+
+@pytest.mark.parametrize(("added", "kind"), [(0, "_LazyOperation"), (1, "Operation")])
+def test_module_of_a_kernel_with_added_arguments_is_the_real_one_when_asked(added: int, kind: str) -> None:
+    from pytest_quack.backends.cute_check import _Once, _TakenError
+
+    def compile_it() -> Any:
+        return cute.compile(_affine, fake(), fake(), Float32(1.0), options="--enable-tvm-ffi")
+
+    once = _Once()
+    seam = BACKEND.interception(once, pytest.fail)
+    seam.install()
+    try:
+        with pytest.raises(_TakenError):
+            compile_it()
+        assert once.taken is not None
+        content_key, payload = once.taken
+        exported = BACKEND.lower(payload, content_key)
+        extra = {**exported.extra, "total_added_arguments": added}
+        once.artifact = make_artifact(BACKEND, replace(exported, extra=extra), description="affine", compile_s=0.0)
+        assert type(compile_it().ir_module.operation).__name__ == kind
+    finally:
+        seam.remove()
