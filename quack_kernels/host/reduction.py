@@ -5,6 +5,8 @@ from typing import Any
 
 from cutlass import Constexpr, Float64, cute, range_constexpr
 
+from ..merge import merge
+
 Step = Callable[[Float64, Float64], Any]
 
 
@@ -22,14 +24,6 @@ def fold_row(gX: cute.Tensor, config: Constexpr, initial: Constexpr, step: Const
     for u in range_constexpr(config.n - config.tail_start):
         partials[u] = step(partials[u], gX[config.tail_start + u].to(Float64))
     return merge(partials, combine)
-
-
-def merge(partials: list[Any], combine: Step) -> Any:
-    """Combine neighbours until one value is left; runs while the kernel is traced."""
-    while len(partials) > 1:
-        pairs = [combine(a, b) for a, b in zip(partials[::2], partials[1::2], strict=False)]
-        partials = pairs + partials[2 * len(pairs) :]
-    return partials[0]
 
 
 def add(a: Float64, b: Float64) -> Any:

@@ -1,15 +1,19 @@
 """Which arguments the ops accept. Every function returns nothing or raises ArgumentError."""
 
 import math
+from functools import cache
 from typing import Any, Final
 
 import torch
 
+from ..devices import dtypes_of
 from ..errors import ArgumentError
+from ..gpu.config import MAX_COLUMNS
 
-DTYPES: Final = (torch.float32, torch.bfloat16)
 # Tensors on the meta device carry shapes only; an op on them gives the shape and dtype of its result.
-DEVICE_TYPES: Final = ("cpu", "meta")
+DEVICE_TYPES: Final = ("cpu", "cuda", "meta")
+# Clusters of thread blocks came with Hopper.
+_LEAST_CAPABILITY: Final = (9, 0)
 
 
 def check_operand(argument: str, tensor: Any) -> None:
@@ -33,7 +37,24 @@ def check_device(argument: str, device: torch.device) -> None:
         raise ArgumentError(
             argument,
             f"is on device {device}",
-            f"kernels exist for {' and '.join(DEVICE_TYPES)} tensors only; move it with .cpu()",
+            f"kernels exist for {', '.join(DEVICE_TYPES)} tensors only; move it with .cuda() or .cpu()",
+        )
+
+
+def check_gpu(device: torch.device) -> None:
+    """Require of a GPU that it has what the kernels use; a CPU has."""
+    if device.type == "cuda":
+        _check_capability(device)
+
+
+@cache
+def _check_capability(device: torch.device) -> None:
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _LEAST_CAPABILITY:
+        raise ArgumentError(
+            "x",
+            f"is on {device}, a {torch.cuda.get_device_name(device)} of compute capability {_version(capability)}",
+            f"GPU kernels need {_version(_LEAST_CAPABILITY)} or newer; move it with .cpu()",
         )
 
 
@@ -47,12 +68,15 @@ def check_forward_only(argument: str, tensor: torch.Tensor) -> None:
         )
 
 
-def check_rows(x: torch.Tensor) -> None:
-    """Require a tensor that is a stack of rows in a supported dtype."""
+def check_rows(x: torch.Tensor, device_type: str) -> None:
+    """Require a tensor that is a stack of rows which kernels for a type of device accept."""
     if x.dim() < 1:
         raise ArgumentError("x", "has no dimension", "at least 1 is needed: the last one is normalised")
-    if x.dtype not in DTYPES:
-        raise ArgumentError("x", f"has dtype {x.dtype}", f"{_listed(DTYPES)} are accepted")
+    accepted = _dtypes_on(device_type)
+    if x.dtype not in accepted:
+        raise ArgumentError("x", f"has dtype {x.dtype}", f"{_listed(accepted)} are accepted on {device_type}")
+    if device_type == "cuda" and x.shape[-1] > MAX_COLUMNS:
+        raise ArgumentError("x", f"has {x.shape[-1]} columns", f"GPU kernels take at most {MAX_COLUMNS}")
 
 
 def check_weight(weight: torch.Tensor, x: torch.Tensor) -> None:
@@ -74,6 +98,15 @@ def check_eps(eps: float) -> None:
     """Require a finite number that keeps the root real."""
     if not (math.isfinite(eps) and eps >= 0):
         raise ArgumentError("eps", f"is {eps}", "a finite number that is not negative is accepted")
+
+
+def _dtypes_on(device_type: str) -> tuple[torch.dtype, ...]:
+    """Return what kernels on a device accept; a tensor without data may stand for one on any device."""
+    return tuple(getattr(torch, name) for name in dtypes_of("cuda" if device_type == "meta" else device_type))
+
+
+def _version(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
 
 
 def _listed(dtypes: tuple[torch.dtype, ...]) -> str:

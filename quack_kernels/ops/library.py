@@ -15,13 +15,14 @@ NAMESPACE: Final = "quack_kernels"
 _LIBRARY: Final = torch.library.Library(NAMESPACE, "DEF")
 
 
-def register(schema: str, *, cpu: Callable[..., torch.Tensor], meta: Callable[..., torch.Tensor]) -> Any:
-    """Define an op by its schema, with the function for CPU tensors and the one that only allocates the result.
+def register(schema: str, *, real: Callable[..., torch.Tensor], fake: Callable[..., torch.Tensor]) -> Any:
+    """Define an op by its schema, with the function for CPU and CUDA tensors and the one for tensors without data.
 
     Returns: the op's default overload, to be called with the schema's arguments by position.
     """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _LIBRARY.impl(name, cpu, "CPU")
-    _LIBRARY.impl(name, meta, "Meta")
+    for key in ("CPU", "CUDA"):
+        _LIBRARY.impl(name, real, key)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
     return getattr(getattr(torch.ops, NAMESPACE), name).default

@@ -1,9 +1,12 @@
 """RMSNorm forward on torch tensors."""
 
+from typing import Any
+
 import torch
 
 from ..kernels.rmsnorm.compile import compile_rmsnorm
-from .checks import check_eps, check_operand, check_rows, check_weight
+from .checks import check_eps, check_gpu, check_operand, check_rows, check_weight
+from .launch import device_type, launch, reach
 from .library import register
 from .tensors import as_rows, as_vector, dtype_name
 
@@ -30,22 +33,32 @@ def rmsnorm(x: torch.Tensor, weight: torch.Tensor | None = None, *, eps: float =
     return y
 
 
-def _rmsnorm_meta(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+def _allocate(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
     """Check the arguments and allocate the result."""
-    check_rows(x)
+    check_rows(x, device_type(x))
     if weight is not None:
         check_weight(weight, x)
     check_eps(eps)
     return x.new_empty(x.shape)
 
 
-def _rmsnorm_cpu(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    y = _rmsnorm_meta(x, weight, eps)
+def _kernel(x: torch.Tensor, weight: torch.Tensor | None) -> Any:
+    weight_dtype = None if weight is None else dtype_name(weight.dtype)
+    return compile_rmsnorm(device_type(x), dtype_name(x.dtype), weight_dtype, x.shape[-1])
+
+
+def _rmsnorm_real(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    check_gpu(x.device)
+    y = _allocate(x, weight, eps)
     if y.numel() > 0:
-        weight_dtype = None if weight is None else dtype_name(weight.dtype)
-        kernel = compile_rmsnorm(dtype_name(x.dtype), weight_dtype, x.shape[-1])
-        kernel(as_rows(x), as_vector(weight), y.view(-1, x.shape[-1]), eps)
+        launch(x.device, _kernel(x, weight), as_rows(x), as_vector(weight), y.view(-1, x.shape[-1]), eps)
     return y
 
 
-_rmsnorm_op = register("rmsnorm(Tensor x, Tensor? weight, float eps) -> Tensor", cpu=_rmsnorm_cpu, meta=_rmsnorm_meta)
+def _rmsnorm_fake(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    y = _allocate(x, weight, eps)
+    reach(x, _kernel, weight)
+    return y
+
+
+_rmsnorm_op = register("rmsnorm(Tensor x, Tensor? weight, float eps) -> Tensor", real=_rmsnorm_real, fake=_rmsnorm_fake)

@@ -1,9 +1,12 @@
 """Softmax forward on torch tensors."""
 
+from typing import Any
+
 import torch
 
 from ..kernels.softmax.compile import compile_softmax
-from .checks import check_operand, check_rows
+from .checks import check_gpu, check_operand, check_rows
+from .launch import device_type, launch, reach
 from .library import register
 from .tensors import as_rows, dtype_name
 
@@ -29,18 +32,28 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-def _softmax_meta(x: torch.Tensor) -> torch.Tensor:
+def _allocate(x: torch.Tensor) -> torch.Tensor:
     """Check the argument and allocate the result."""
-    check_rows(x)
+    check_rows(x, device_type(x))
     return x.new_empty(x.shape)
 
 
-def _softmax_cpu(x: torch.Tensor) -> torch.Tensor:
-    y = _softmax_meta(x)
+def _kernel(x: torch.Tensor) -> Any:
+    return compile_softmax(device_type(x), dtype_name(x.dtype), x.shape[-1])
+
+
+def _softmax_real(x: torch.Tensor) -> torch.Tensor:
+    check_gpu(x.device)
+    y = _allocate(x)
     if y.numel() > 0:
-        kernel = compile_softmax(dtype_name(x.dtype), x.shape[-1])
-        kernel(as_rows(x), y.view(-1, x.shape[-1]))
+        launch(x.device, _kernel(x), as_rows(x), y.view(-1, x.shape[-1]))
     return y
 
 
-_softmax_op = register("softmax(Tensor x) -> Tensor", cpu=_softmax_cpu, meta=_softmax_meta)
+def _softmax_fake(x: torch.Tensor) -> torch.Tensor:
+    y = _allocate(x)
+    reach(x, _kernel)
+    return y
+
+
+_softmax_op = register("softmax(Tensor x) -> Tensor", real=_softmax_real, fake=_softmax_fake)

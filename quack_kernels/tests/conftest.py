@@ -1,12 +1,59 @@
-"""Fixtures of the reference suite."""
+"""Fixtures of the reference suite, and what its `gpu` tests do where there is no GPU.
+
+There, a test marked `gpu` runs on tensors without data. Each op compiles and loads the kernel that it would launch, and
+launches nothing; the test is reported as skipped with the number of its kernels, or as failed where one does not
+compile. What a test asserts of numbers cannot be asked and ends it.
+"""
 
 import json
 import os
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Generator
+from contextlib import suppress
+from typing import Any, Final
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from quack_kernels.ops.launch import compile_only
+
+HAS_GPU: Final = torch.cuda.is_available()
+if not HAS_GPU:
+    # The compiler reads it once, when it is imported.
+    os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
+
+_IS_ANNOUNCED: Final = pytest.StashKey[bool]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker, for runs that do not read the project's own configuration."""
+    config.addinivalue_line("markers", "gpu: launches kernels on a GPU")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say once what the tests marked `gpu` do here."""
+    if HAS_GPU or config.stash.get(_IS_ANNOUNCED, False):
+        return []
+    config.stash[_IS_ANNOUNCED] = True
+    return [f"quack_kernels: no GPU, tests marked gpu compile for {os.environ['CUTE_DSL_ARCH']} and launch nothing"]
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    """Say it now where this file was found too late for the header, as with `--pyargs` from elsewhere."""
+    return pytest_report_header(config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Run a test marked `gpu` without its launches where there is no GPU."""
+    if HAS_GPU or pyfuncitem.get_closest_marker("gpu") is None:
+        return (yield)
+    with compile_only() as kernels, FakeTensorMode(), suppress(DataDependentOutputException):
+        yield
+    pytest.skip(f"no GPU; {len(kernels)} kernels compiled for {os.environ['CUTE_DSL_ARCH']}")
+
 
 # Runs in a process of its own, since a test process has imported everything already.
 _PROBE = """

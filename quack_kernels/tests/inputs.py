@@ -1,19 +1,47 @@
 """Inputs that the tests of several ops share."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
+import pytest
 import torch
 
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
-def random_rows(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
-    """Return normally distributed numbers that depend on the arguments only."""
+# Where an op runs, and on which dtype. Tests that take `device` run on both.
+_PLACES: Final = (("cpu", F32), ("cpu", BF16), ("cuda", F32), ("cuda", BF16), ("cuda", F16))
+
+
+def _place(*values: Any) -> Any:
+    names = (str(value).removeprefix("torch.") for value in values)
+    return pytest.param(*values, marks=[pytest.mark.gpu] if values[0] == "cuda" else [], id="-".join(names))
+
+
+CPU_DTYPES: Final = pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+DEVICES: Final = pytest.mark.parametrize("device", [_place("cpu"), _place("cuda")])
+PLACES: Final = pytest.mark.parametrize(("device", "dtype"), [_place(*place) for place in _PLACES])
+# The same with each dtype that a weight may have.
+WEIGHTED_PLACES: Final = pytest.mark.parametrize(
+    ("device", "dtype", "weight_dtype"),
+    [_place(*place, weight) for place in _PLACES for weight in dict.fromkeys((None, F32, place[1]))],
+)
+
+
+def on(device: str, x: torch.Tensor) -> torch.Tensor:
+    """Return x on `device`; itself where that is a GPU which this machine lacks: it has no data then (conftest.py)."""
+    return x.to(device) if device == "cpu" or torch.cuda.is_available() else x
+
+
+def random_rows(
+    *shape: int, device: str = "cpu", dtype: torch.dtype = F32, seed: int = 0, scale: float = 1.0
+) -> torch.Tensor:
+    """Return normally distributed numbers that depend on the arguments only, and not on the device."""
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(*shape, generator=generator) * scale).to(dtype)
+    return on(device, (torch.randn(*shape, generator=generator) * scale).to(dtype))
 
 
 def _with_padding(x: torch.Tensor) -> torch.Tensor:
-    return torch.cat([x, torch.full_like(x, float("nan"))], -1)[..., : x.shape[-1]]
+    return x.new_full((*x.shape[:-1], 2 * x.shape[-1]), float("nan"))[..., : x.shape[-1]].copy_(x)
 
 
 def _every_second_row(x: torch.Tensor) -> torch.Tensor:
@@ -29,7 +57,7 @@ def _columns_apart(x: torch.Tensor) -> torch.Tensor:
 
 
 def _unaligned(x: torch.Tensor) -> torch.Tensor:
-    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+    return x.new_zeros(1 + x.numel())[1:].view(x.shape).copy_(x)
 
 
 def _uneven_leading_dimensions(x: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,9 @@
 from typing import Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
-_BITS: Final = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
+_BITS: Final = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 _FAR: Final = 2**32  # farther apart than any two numbers of the dtypes above
 
 
@@ -18,6 +19,13 @@ def rmsnorm_reference(x: torch.Tensor, weight: torch.Tensor | None, eps: float) 
 def softmax_reference(x: torch.Tensor) -> torch.Tensor:
     """Return softmax evaluated in float64 and rounded to the dtype of x."""
     return torch.softmax(x.double(), -1).to(x.dtype)
+
+
+def assert_within_one_ulp(result: torch.Tensor, reference: torch.Tensor) -> None:
+    """Assert that a result is as good as its dtype allows; of one without data, that it has the right form."""
+    assert (result.shape, result.dtype, result.device) == (reference.shape, reference.dtype, reference.device)
+    if not isinstance(result, FakeTensor):
+        assert largest_ulp_distance(result, reference) <= 1
 
 
 def largest_ulp_distance(result: torch.Tensor, reference: torch.Tensor) -> int:

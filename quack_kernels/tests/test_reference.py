@@ -6,10 +6,10 @@ import torch
 from .reference import largest_ulp_distance
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_neighbours_are_one_ulp_apart_across_zero_and_binades(dtype: torch.dtype) -> None:
     numbers = torch.tensor([-2.0, -1.0, -0.0, 0.0, 1.0, 2.0]).to(dtype)
-    bits = {torch.float32: torch.int32, torch.bfloat16: torch.int16}[dtype]
+    bits = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}[dtype]
     away_from_zero = (numbers.view(bits) + 1).view(dtype)
     assert largest_ulp_distance(numbers, away_from_zero) == 1
     assert largest_ulp_distance(numbers[2:3], numbers[3:4]) == 0

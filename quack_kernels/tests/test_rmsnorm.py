@@ -10,97 +10,146 @@ from quack_kernels import ArgumentError, rmsnorm
 from quack_kernels.kernels.rmsnorm.compile import compile_rmsnorm
 from quack_kernels.ops.checks import check_device
 
-from .inputs import LAYOUTS, SHAPES, random_rows
-from .reference import largest_ulp_distance, rmsnorm_reference
+from .inputs import (
+    BF16,
+    DEVICES,
+    F16,
+    F32,
+    LAYOUTS,
+    PLACES,
+    SHAPES,
+    WEIGHTED_PLACES,
+    on,
+    random_rows,
+)
+from .reference import assert_within_one_ulp, largest_ulp_distance, rmsnorm_reference
 
-F32, BF16 = torch.float32, torch.bfloat16
-DTYPES: Final = pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-OPTIONS: Final = pytest.mark.parametrize(
-    ("dtype", "weight_dtype"),
-    [(F32, None), (F32, F32), (BF16, None), (BF16, F32), (BF16, BF16)],
-    ids=["float32-none", "float32-float32", "bfloat16-none", "bfloat16-float32", "bfloat16-bfloat16"],
+CPU_OPTIONS: Final = pytest.mark.parametrize(
+    ("dtype", "weight_dtype"), [(F32, None), (F32, F32), (BF16, F32), (BF16, BF16)], ids=str
 )
 NAN, INF = float("nan"), float("inf")
 
 
-def weight_for(n: int, dtype: torch.dtype | None) -> torch.Tensor | None:
+def weight_for(n: int, dtype: torch.dtype | None, device: str = "cpu") -> torch.Tensor | None:
     """Return a weight, or None for none."""
-    return None if dtype is None else random_rows(n, dtype=dtype, seed=1)
+    return None if dtype is None else random_rows(n, device=device, dtype=dtype, seed=1)
 
 
 def assert_matches(x: torch.Tensor, weight: torch.Tensor | None, eps: float = 1e-6) -> None:
     """Assert that the result is contiguous, new, and within 1 ulp of float64."""
     y = rmsnorm(x, weight, eps=eps)
     assert y.is_contiguous()
-    assert largest_ulp_distance(y, rmsnorm_reference(x, weight, eps)) <= 1
+    assert_within_one_ulp(y, rmsnorm_reference(x, weight, eps))
 
 
-@OPTIONS
+@WEIGHTED_PLACES
 @pytest.mark.parametrize("n", [1, 3, 17, 128, 1000, 4096])
-def test_result_is_within_one_ulp_of_float64(n: int, dtype: torch.dtype, weight_dtype: torch.dtype | None) -> None:
-    assert_matches(random_rows(13, n, dtype=dtype), weight_for(n, weight_dtype))
+def test_result_is_within_one_ulp_of_float64(
+    n: int, device: str, dtype: torch.dtype, weight_dtype: torch.dtype | None
+) -> None:
+    assert_matches(random_rows(13, n, device=device, dtype=dtype), weight_for(n, weight_dtype, device))
 
 
-@OPTIONS
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("n", "dtype", "weight_dtype"),
+    [
+        (9, BF16, F32),
+        (63, F32, F32),
+        (1001, F16, F16),
+        (16_384, BF16, BF16),
+        (32_768, BF16, F32),
+        (50_257, BF16, BF16),
+        (65_536, F16, None),
+        (131_071, BF16, BF16),
+        (131_072, F32, F32),
+        (262_143, BF16, F32),
+        (262_144, BF16, BF16),
+        (262_144, F32, F32),
+    ],
+    ids=str,
+)
+def test_long_and_odd_rows_on_a_gpu(n: int, dtype: torch.dtype, weight_dtype: torch.dtype | None) -> None:
+    x = random_rows(6, n, device="cuda", dtype=dtype)
+    assert_matches(x, weight_for(n, weight_dtype, "cuda"))
+
+
+@WEIGHTED_PLACES
 @pytest.mark.parametrize("scale", [1e-30, 1e-3, 1e30])
-def test_magnitude_of_x_costs_no_accuracy(scale: float, dtype: torch.dtype, weight_dtype: torch.dtype | None) -> None:
-    assert_matches(random_rows(7, 1000, dtype=dtype, seed=2, scale=scale), weight_for(1000, weight_dtype))
+def test_magnitude_of_x_costs_no_accuracy(
+    scale: float, device: str, dtype: torch.dtype, weight_dtype: torch.dtype | None
+) -> None:
+    assert_matches(
+        random_rows(7, 1000, device=device, dtype=dtype, seed=2, scale=scale), weight_for(1000, weight_dtype, device)
+    )
 
 
-@DTYPES
+@PLACES
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_any_leading_dimensions_are_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    assert_matches(random_rows(*shape, dtype=dtype), weight_for(17, dtype))
+def test_any_leading_dimensions_are_rows(shape: tuple[int, ...], device: str, dtype: torch.dtype) -> None:
+    assert_matches(random_rows(*shape, device=device, dtype=dtype), weight_for(17, dtype, device))
 
 
-@DTYPES
+@PLACES
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layout_of_x_does_not_matter(layout: str, dtype: torch.dtype) -> None:
-    x = LAYOUTS[layout](random_rows(6, 17, dtype=dtype))
+@pytest.mark.parametrize("n", [17, 1000])
+def test_layout_of_x_does_not_matter(n: int, layout: str, device: str, dtype: torch.dtype) -> None:
+    x = LAYOUTS[layout](random_rows(6, n, device=device, dtype=dtype))
     before = x.clone()
-    assert_matches(x, weight_for(17, dtype))
+    assert_matches(x, weight_for(n, dtype, device))
     assert torch.equal(x, before)
 
 
-def test_single_column_may_have_any_stride() -> None:
-    assert_matches(random_rows(40).as_strided((4, 1), (7, 5)), None)
+@DEVICES
+def test_single_column_may_have_any_stride(device: str) -> None:
+    assert_matches(random_rows(40, device=device).as_strided((4, 1), (7, 5)), None)
 
 
-def test_weight_may_be_strided() -> None:
-    assert_matches(random_rows(4, 17), random_rows(34, seed=1)[::2])
+@DEVICES
+@pytest.mark.parametrize("n", [17, 1024])
+def test_weight_may_be_strided_or_unaligned(n: int, device: str) -> None:
+    x = random_rows(4, n, device=device)
+    assert_matches(x, random_rows(2 * n, device=device, seed=1)[::2])
+    assert_matches(x, random_rows(n + 1, device=device, seed=1)[1:])
 
 
+@DEVICES
 @pytest.mark.parametrize("eps", [0.0, 1e-6, 1e-3, 2.5])
-def test_eps_is_a_run_time_number(eps: float) -> None:
-    assert_matches(random_rows(4, 17, scale=1e-2), None, eps)
+def test_eps_is_a_run_time_number(eps: float, device: str) -> None:
+    assert_matches(random_rows(4, 17, device=device, scale=1e-2), None, eps)
 
 
-def test_default_eps_is_a_millionth() -> None:
-    x = random_rows(4, 17, scale=1e-3)
+@DEVICES
+def test_default_eps_is_a_millionth(device: str) -> None:
+    x = random_rows(4, 17, device=device, scale=1e-3)
     assert torch.equal(rmsnorm(x), rmsnorm(x, eps=1e-6))
 
 
-@OPTIONS
-def test_row_of_zeros_stays_zero(dtype: torch.dtype, weight_dtype: torch.dtype | None) -> None:
-    assert rmsnorm(torch.zeros(2, 17, dtype=dtype), weight_for(17, weight_dtype)).count_nonzero() == 0
+@WEIGHTED_PLACES
+def test_row_of_zeros_stays_zero(device: str, dtype: torch.dtype, weight_dtype: torch.dtype | None) -> None:
+    assert (
+        rmsnorm(on(device, torch.zeros(2, 17, dtype=dtype)), weight_for(17, weight_dtype, device)).count_nonzero() == 0
+    )
 
 
-@DTYPES
+@PLACES
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
-def test_value_that_is_not_finite_spreads_within_its_row_only(value: float, dtype: torch.dtype) -> None:
-    x = random_rows(3, 17, dtype=dtype)
+def test_value_that_is_not_finite_spreads_within_its_row_only(value: float, device: str, dtype: torch.dtype) -> None:
+    x = random_rows(3, 17, device=device, dtype=dtype)
     x[1, 4] = value
     assert_matches(x, None)
     assert rmsnorm(x, None)[[0, 2]].isfinite().all()
 
 
+@DEVICES
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
-def test_weight_that_is_not_finite_spreads_within_its_column_only(value: float) -> None:
-    weight = random_rows(17, seed=1)
+def test_weight_that_is_not_finite_spreads_within_its_column_only(value: float, device: str) -> None:
+    weight = random_rows(17, device=device, seed=1)
     weight[4] = value
-    assert_matches(random_rows(3, 17), weight)
+    assert_matches(random_rows(3, 17, device=device), weight)
 
 
+@DEVICES
 @pytest.mark.parametrize(
     "bits",
     [
@@ -111,10 +160,10 @@ def test_weight_that_is_not_finite_spreads_within_its_column_only(value: float) 
     ],
     ids=["ties", "overflow", "subnormal", "nan"],
 )
-def test_bfloat16_result_is_rounded_to_nearest_even(bits: tuple[int, ...]) -> None:
+def test_bfloat16_result_is_rounded_to_nearest_even(bits: tuple[int, ...], device: str) -> None:
     # Rows of ones have a root mean square of exactly 1, so the result is the weight, rounded.
-    positive = torch.tensor(bits * 17, dtype=torch.int64)[:17].to(torch.int32).view(F32)
-    x = torch.ones(1, 17, dtype=BF16)
+    positive = on(device, torch.tensor(bits * 17, dtype=torch.int64)[:17].to(torch.int32).view(F32))
+    x = on(device, torch.ones(1, 17, dtype=BF16))
     for weight in (positive, -positive):
         assert largest_ulp_distance(rmsnorm(x, weight, eps=0.0), weight.bfloat16().view(1, 17)) == 0
 
@@ -127,9 +176,10 @@ def test_bfloat16_rounding_agrees_with_torch_on_random_bits() -> None:
         assert largest_ulp_distance(y, weight.bfloat16().view(1, 4096)) == 0
 
 
-def test_every_bfloat16_is_read_exactly() -> None:
-    x = torch.arange(-(2**15), 2**15).to(torch.int16).view(BF16).view(-1, 1)
-    assert largest_ulp_distance(rmsnorm(x, eps=1.0), rmsnorm_reference(x, None, 1.0)) <= 1
+@DEVICES
+def test_every_bfloat16_is_read_exactly(device: str) -> None:
+    x = on(device, torch.arange(-(2**15), 2**15).to(torch.int16).view(BF16).view(-1, 1))
+    assert_matches(x, None, 1.0)
 
 
 X = torch.zeros(2, 3)
@@ -164,8 +214,13 @@ def test_refused_argument_is_named_with_its_value(case: str) -> None:
 
 
 def test_refused_device_says_which_are_supported() -> None:
-    with pytest.raises(ArgumentError, match="x is on device cuda:0, but kernels exist for cpu and meta"):
-        check_device("x", torch.device("cuda:0"))
+    with pytest.raises(ArgumentError, match="x is on device xpu:0, but kernels exist for cpu, cuda, meta"):
+        check_device("x", torch.device("xpu:0"))
+
+
+def test_row_that_is_too_long_for_a_gpu_is_refused_before_any_kernel() -> None:
+    with FakeTensorMode(), pytest.raises(ArgumentError, match="x has 262145 columns, but GPU kernels take at most"):
+        rmsnorm(torch.empty(1, 262_145, device="cuda"))
 
 
 def test_gradient_is_no_obstacle_where_none_is_recorded() -> None:
@@ -174,13 +229,14 @@ def test_gradient_is_no_obstacle_where_none_is_recorded() -> None:
         assert_matches(x, weight_for(17, F32))
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(("dtype", "weight_dtype"), [("float64", None), ("float32", "int8")])
-def test_compile_function_refuses_other_dtypes(dtype: str, weight_dtype: str | None) -> None:
-    with pytest.raises(ArgumentError, match="host kernels accept float32, bfloat16"):
-        compile_rmsnorm(dtype, weight_dtype, 17)
+def test_compile_function_refuses_other_dtypes(device: str, dtype: str, weight_dtype: str | None) -> None:
+    with pytest.raises(ArgumentError, match=f"{device} kernels accept float32, bfloat16"):
+        compile_rmsnorm(device, dtype, weight_dtype, 17)
 
 
-@OPTIONS
+@CPU_OPTIONS
 def test_meta_tensors_give_the_shape_of_the_result(dtype: torch.dtype, weight_dtype: torch.dtype | None) -> None:
     x, weight = random_rows(2, 17, 3, dtype=dtype).transpose(1, 2), weight_for(17, weight_dtype)
     real = rmsnorm(x, weight)
@@ -194,7 +250,7 @@ def test_op_checks_its_arguments_on_meta_tensors_too() -> None:
         rmsnorm(torch.zeros(2, 3, device="meta"), torch.zeros(2, device="meta"))
 
 
-@OPTIONS
+@CPU_OPTIONS
 def test_fake_tensors_give_what_a_tracer_needs(dtype: torch.dtype, weight_dtype: torch.dtype | None) -> None:
     x, weight = random_rows(2, 17, 3, dtype=dtype).transpose(1, 2), weight_for(17, weight_dtype)
     real = rmsnorm(x, weight)

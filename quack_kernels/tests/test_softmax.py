@@ -9,10 +9,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from quack_kernels import ArgumentError, softmax
 from quack_kernels.kernels.softmax.compile import compile_softmax
 
-from .inputs import LAYOUTS, SHAPES, random_rows
-from .reference import largest_ulp_distance, softmax_reference
+from .inputs import BF16, CPU_DTYPES, F16, F32, LAYOUTS, PLACES, SHAPES, on, random_rows
+from .reference import assert_within_one_ulp, softmax_reference
 
-DTYPES: Final = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 NAN, INF = float("nan"), float("inf")
 
 
@@ -20,84 +19,128 @@ def assert_matches(x: torch.Tensor) -> None:
     """Assert that the result is contiguous and within 1 ulp of float64."""
     y = softmax(x)
     assert y.is_contiguous()
-    assert largest_ulp_distance(y, softmax_reference(x)) <= 1
+    assert_within_one_ulp(y, softmax_reference(x))
 
 
-@DTYPES
+@PLACES
 @pytest.mark.parametrize("n", [1, 2, 3, 17, 128, 1000, 1024, 4096, 8192])
-def test_result_is_within_one_ulp_of_float64(n: int, dtype: torch.dtype) -> None:
-    assert_matches(random_rows(5, n, dtype=dtype))
+def test_result_is_within_one_ulp_of_float64(n: int, device: str, dtype: torch.dtype) -> None:
+    assert_matches(random_rows(5, n, device=device, dtype=dtype))
 
 
-@DTYPES
+# One step beyond each: vectors that begin before their row, several rows of a warp, warps of a row, CTAs of a row.
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("n", "dtype"),
+    [
+        (9, BF16),
+        (63, F32),
+        (1001, F16),
+        (16_384, BF16),
+        (32_768, BF16),
+        (50_257, BF16),
+        (50_257, F32),
+        (65_536, F16),
+        (131_071, BF16),
+        (131_072, F32),
+        (262_143, BF16),
+        (262_144, BF16),
+        (262_144, F32),
+    ],
+    ids=str,
+)
+def test_long_and_odd_rows_on_a_gpu(n: int, dtype: torch.dtype) -> None:
+    assert_matches(random_rows(6, n, device="cuda", dtype=dtype, scale=3.0))
+
+
+@PLACES
 @pytest.mark.parametrize("n", [3, 1000])
 @pytest.mark.parametrize("scale", [1e-30, 10.0, 60.0, 1e30])
-def test_magnitude_of_x_costs_no_accuracy(scale: float, n: int, dtype: torch.dtype) -> None:
-    assert_matches(random_rows(7, n, dtype=dtype, seed=2, scale=scale))
+def test_magnitude_of_x_costs_no_accuracy(scale: float, n: int, device: str, dtype: torch.dtype) -> None:
+    assert_matches(random_rows(7, n, device=device, dtype=dtype, seed=2, scale=scale))
 
 
-@DTYPES
+@PLACES
 @pytest.mark.parametrize("n", [17, 1000, 4096])
-def test_rows_sum_to_one(n: int, dtype: torch.dtype) -> None:
-    total = softmax(random_rows(5, n, dtype=dtype, seed=4, scale=3.0)).double().sum(-1)
+def test_rows_sum_to_one(n: int, device: str, dtype: torch.dtype) -> None:
+    total = softmax(random_rows(5, n, device=device, dtype=dtype, seed=4, scale=3.0)).double().sum(-1)
     # Each element is within 1 ulp, that is within 2 * eps / 2 of its own size, and the sizes sum to 1.
     assert (total - 1).abs().max() <= torch.finfo(dtype).eps
 
 
-@DTYPES
+@PLACES
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_any_leading_dimensions_are_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    assert_matches(random_rows(*shape, dtype=dtype))
+def test_any_leading_dimensions_are_rows(shape: tuple[int, ...], device: str, dtype: torch.dtype) -> None:
+    assert_matches(random_rows(*shape, device=device, dtype=dtype))
 
 
-@DTYPES
+@PLACES
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layout_of_x_does_not_matter(layout: str, dtype: torch.dtype) -> None:
-    x = LAYOUTS[layout](random_rows(6, 17, dtype=dtype))
+@pytest.mark.parametrize("n", [17, 1000])
+def test_layout_of_x_does_not_matter(n: int, layout: str, device: str, dtype: torch.dtype) -> None:
+    x = LAYOUTS[layout](random_rows(6, n, device=device, dtype=dtype))
     before = x.clone()
     assert_matches(x)
     assert torch.equal(x, before)
 
 
-@DTYPES
+@PLACES
 @pytest.mark.parametrize("shape", [(3, 0), (0,), (0, 0)], ids=str)
-def test_rows_without_columns_give_an_empty_result(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    y = softmax(torch.empty(shape, dtype=dtype))
+def test_rows_without_columns_give_an_empty_result(shape: tuple[int, ...], device: str, dtype: torch.dtype) -> None:
+    y = softmax(on(device, torch.empty(shape, dtype=dtype)))
     assert (y.shape, y.dtype) == (shape, dtype)
 
 
-@DTYPES
-def test_single_column_is_one(dtype: torch.dtype) -> None:
-    assert torch.equal(softmax(random_rows(9, 1, dtype=dtype)), torch.ones(9, 1, dtype=dtype))
+@pytest.mark.gpu
+def test_kernel_runs_on_the_current_stream_of_a_gpu() -> None:
+    stream = torch.cuda.Stream() if torch.cuda.is_available() else None
+    x = random_rows(4096, 4096, device="cuda")
+    with torch.cuda.stream(stream):
+        if stream is not None:
+            torch.cuda._sleep(100_000_000)  # tens of milliseconds, in which another stream would overtake
+            x.neg_()
+        y = softmax(x)
+        if stream is not None:
+            stream.synchronize()
+    assert_within_one_ulp(y, softmax_reference(x))
 
 
-@DTYPES
-def test_large_elements_do_not_overflow(dtype: torch.dtype) -> None:
+@PLACES
+def test_single_column_is_one(device: str, dtype: torch.dtype) -> None:
+    assert torch.equal(
+        softmax(random_rows(9, 1, device=device, dtype=dtype)), on(device, torch.ones(9, 1, dtype=dtype))
+    )
+
+
+@PLACES
+def test_large_elements_do_not_overflow(device: str, dtype: torch.dtype) -> None:
     largest = torch.finfo(dtype).max
-    y = softmax(torch.tensor([[largest, largest, -largest], [0.0, -largest, -INF]], dtype=dtype))
+    y = softmax(on(device, torch.tensor([[largest, largest, -largest], [0.0, -largest, -INF]], dtype=dtype)))
     assert y.tolist() == [[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]
 
 
-@DTYPES
-def test_subnormal_results_are_kept(dtype: torch.dtype) -> None:
-    x = torch.tensor([[0.0, -88.0, -90.0]], dtype=dtype)
-    assert 0 < softmax(x)[0, 2] < torch.finfo(dtype).tiny
+@PLACES
+def test_subnormal_results_are_kept(device: str, dtype: torch.dtype) -> None:
+    x = on(device, torch.tensor([[0.0, -11.0, -15.0] if dtype is F16 else [0.0, -88.0, -90.0]], dtype=dtype))
     assert_matches(x)
+    assert 0 < softmax(x)[0, 2] < torch.finfo(dtype).tiny
 
 
-@DTYPES
+@PLACES
 @pytest.mark.parametrize("row", [(NAN, 1.0, 2.0), (1.0, 2.0, NAN), (NAN, NAN, NAN), (INF, 1.0, 2.0), (-INF,) * 3])
-def test_row_without_a_maximum_to_shift_by_becomes_nan_alone(row: tuple[float, ...], dtype: torch.dtype) -> None:
-    x = torch.tensor([(0.0, 1.0, 2.0), row, (3.0, 4.0, 5.0)], dtype=dtype)
+def test_row_without_a_maximum_to_shift_by_becomes_nan_alone(
+    row: tuple[float, ...], device: str, dtype: torch.dtype
+) -> None:
+    x = on(device, torch.tensor([(0.0, 1.0, 2.0), row, (3.0, 4.0, 5.0)], dtype=dtype))
     assert_matches(x)
     y = softmax(x)
     assert y[1].isnan().all()
     assert y[[0, 2]].isfinite().all()
 
 
-@DTYPES
-def test_negative_infinity_masks_an_element(dtype: torch.dtype) -> None:
-    x = random_rows(4, 17, dtype=dtype)
+@PLACES
+def test_negative_infinity_masks_an_element(device: str, dtype: torch.dtype) -> None:
+    x = random_rows(4, 17, device=device, dtype=dtype)
     x[:, 5:] = -INF
     assert_matches(x)
     assert softmax(x)[:, 5:].count_nonzero() == 0
@@ -123,13 +166,24 @@ def test_refused_argument_is_named_with_its_value(case: str) -> None:
     assert isinstance(caught.value, ValueError)
 
 
-@pytest.mark.parametrize(("dtype", "n", "message"), [("int8", 17, "dtype is 'int8'"), ("float32", 0, "n is 0")])
-def test_compile_function_refuses_what_has_no_kernel(dtype: str, n: int, message: str) -> None:
+@pytest.mark.parametrize(
+    ("device", "dtype", "n", "message"),
+    [
+        ("cpu", "int8", 17, "dtype is 'int8', but cpu kernels accept float32, bfloat16"),
+        ("cpu", "float16", 17, "dtype is 'float16', but cpu kernels accept"),
+        ("cuda", "float64", 17, "dtype is 'float64', but cuda kernels accept float32, bfloat16, float16"),
+        ("tpu", "float32", 17, "device is 'tpu', but kernels exist for cpu and cuda"),
+        ("cpu", "float32", 0, "n is 0"),
+        ("cuda", "float32", 0, "n is 0"),
+        ("cuda", "float32", 262_145, "n is 262145, but GPU kernels are compiled for 1 to 262144 columns"),
+    ],
+)
+def test_compile_function_refuses_what_has_no_kernel(device: str, dtype: str, n: int, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        compile_softmax(dtype, n)
+        compile_softmax(device, dtype, n)
 
 
-@DTYPES
+@CPU_DTYPES
 def test_meta_tensors_give_the_shape_of_the_result(dtype: torch.dtype) -> None:
     x = random_rows(2, 17, 3, dtype=dtype).transpose(1, 2)
     real, meta = softmax(x), softmax(x.to("meta"))
@@ -137,7 +191,7 @@ def test_meta_tensors_give_the_shape_of_the_result(dtype: torch.dtype) -> None:
     assert (meta.shape, meta.dtype, meta.stride()) == (real.shape, real.dtype, real.stride())
 
 
-@DTYPES
+@CPU_DTYPES
 def test_fake_tensors_give_what_a_tracer_needs(dtype: torch.dtype) -> None:
     x = random_rows(2, 17, 3, dtype=dtype).transpose(1, 2)
     real = softmax(x)

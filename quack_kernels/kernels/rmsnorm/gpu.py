@@ -1,0 +1,68 @@
+"""RMSNorm forward for CUDA tensors: one read and one write of each row, which stays in registers in between."""
+
+import operator
+from typing import Any
+
+import cutlass
+from cutlass import Constexpr, Float16, Float32, Float64, Int32, Int64, const_expr, cute
+
+from ...gpu.config import RowLaunch
+from ...gpu.reduction import PartialResults, local_fold, row_sum
+from ...gpu.rows import load_columns, position, shift_of, store_columns
+
+
+class GpuRmsNorm:
+    """`mY = mX / sqrt(mean(mX ** 2) + eps) * mW` by rows.
+
+    Squares of float32 and bfloat16 numbers may leave the range of float32, so they are summed in float64; those of
+    float16 may not. The products are float64 for float32 results and float32 for shorter ones.
+    """
+
+    def __init__(self, config: RowLaunch, dtype: Any) -> None:
+        """Take what the kernel is specialised on; `dtype` is that of mX and mY."""
+        self.config = config
+        self.acc = Float32 if dtype is Float16 else Float64
+        self.product = Float64 if dtype is Float32 else Float32
+        self.partials = PartialResults(config, (self.acc,))
+
+    @cute.jit
+    def __call__(self, mX: cute.Tensor, mW: cute.Tensor | None, mY: cute.Tensor, eps: Float64, stream: Any) -> None:
+        """Normalise every row of mX (M, N) into mY (M, N); mW is (N,) or None."""
+        config = self.config
+        self.kernel(mX, mW, mY, eps).launch(
+            grid=[Int32(cute.ceil_div(mX.shape[0], config.rows_per_cta)), config.cluster, 1],
+            block=[config.threads, 1, 1],
+            cluster=[1, config.cluster, 1] if const_expr(config.cluster > 1) else None,
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(self, mX: cute.Tensor, mW: cute.Tensor | None, mY: cute.Tensor, eps: Float64) -> None:
+        """Work on the rows of one CTA; threads beyond the last row repeat it and write nothing."""
+        config, rows = self.config, mX.shape[0]
+        buffers = self.partials.allocate(cutlass.utils.SmemAllocator())
+        self.partials.begin()
+        row, thread, column = position(config)
+        is_row = row < rows
+        if not is_row:
+            row = Int64(rows) - 1
+        gX, gY = mX[row, None], mY[row, None]
+        shift = shift_of(gX, config)
+        rX = load_columns(gX, thread, column, shift, config, 0.0)
+        rW = None
+        if const_expr(mW is not None):
+            rW = load_columns(mW, thread, column, shift, config, 0.0)
+        rstd = self.reciprocal_rms(rX.load(), eps, buffers)
+        y = rX.load().to(self.product) * rstd.to(self.product)
+        if const_expr(mW is not None):
+            y = y * rW.load().to(self.product)
+        rX.store(y.to(mY.element_type))
+        if is_row:
+            store_columns(rX, gY, thread, column, shift, config)
+
+    @cute.jit
+    def reciprocal_rms(self, x: Any, eps: Float64, buffers: Constexpr) -> Float64:
+        """Return 1 / sqrt(mean(x ** 2) + eps) of the row."""
+        x = x.to(self.acc)
+        total = row_sum(local_fold(x * x, operator.add), buffers, self.partials)
+        return Float64(1.0) / cute.math.sqrt(total.to(Float64) / Float64(self.config.n) + eps)
