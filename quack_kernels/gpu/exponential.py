@@ -14,23 +14,22 @@ LOG2_E: Final = math.log2(math.e)
 _ROUNDER: Final = 1.5 * 2.0**52
 # Taylor coefficients of 2 ** r, good to 2 ** -37 for |r| <= 1/2.
 _COEFFICIENTS: Final = tuple(math.log(2.0) ** k / math.factorial(k) for k in range(10))
-# The reciprocal of any row's sum is at most 1, so what is below 2 ** -160 is 0 in float32.
-_LEAST: Final = -160.0
+# Below it everything is 0: float32 ends at 2 ** -149, and the exponent of a float64 at 2 ** -1022.
+_LEAST: Final = -1000.0
 
 
 def exp2(t: Any) -> Any:
     """Return 2 ** t for a vector of float64 t <= 0, with a relative error of at most 2 ** -36; NaN stays NaN.
 
-    Numbers below -160 count as -160. Source: argument reduction to |r| <= 1/2 by adding 1.5 * 2**52, then Horner's
+    For t below -1000 that is 0. Source: argument reduction to |r| <= 1/2 by adding 1.5 * 2**52, then Horner's
     rule (Muller, Elementary Functions, chapter 11).
     """
-    t = cute.where(t < Float64(_LEAST), cute.full_like(t, _LEAST, Float64), t)
     rounded = t + Float64(_ROUNDER)
     r = t - (rounded - Float64(_ROUNDER))
     result = cute.full_like(r, _COEFFICIENTS[-1], Float64)
     for coefficient in reversed(_COEFFICIENTS[:-1]):
         result = result * r + Float64(coefficient)
-    return result * _power_of_two(rounded)
+    return cute.where(t < Float64(_LEAST), cute.full_like(t, 0.0, Float64), result * _power_of_two(rounded))
 
 
 @dsl_user_op

@@ -88,8 +88,11 @@ class PartialResults:
 
     @cute.jit
     def read(self, buffer: cute.Tensor, neutral: Constexpr) -> list[Any]:
-        """Return the partial results that this lane is to combine, `neutral` where there are fewer than lanes."""
-        lane, row = cute.arch.lane_idx(), cute.arch.warp_idx() // self.config.warps_per_row
+        """Return the partial results that this lane is to combine with those of the other `lanes`.
+
+        Each aligned group of `lanes` lanes reads all of them, `neutral` in place of those that do not exist.
+        """
+        lane, row = cute.arch.lane_idx() % self.lanes, cute.arch.warp_idx() // self.config.warps_per_row
         values = []
         for start in range_constexpr(0, self.config.partials, WARP):
             value = buffer.element_type(neutral)

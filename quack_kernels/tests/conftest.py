@@ -52,7 +52,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         return (yield)
     with compile_only() as kernels, FakeTensorMode(), suppress(DataDependentOutputException):
         yield
-    pytest.skip(f"no GPU; {len(kernels)} kernels compiled for {os.environ['CUTE_DSL_ARCH']}")
+    number = f"{len(kernels)} kernel{'' if len(kernels) == 1 else 's'}"
+    pytest.skip(f"no GPU; {number} compiled for {os.environ['CUTE_DSL_ARCH']}")
 
 
 # Runs in a process of its own, since a test process has imported everything already.

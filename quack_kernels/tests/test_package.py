@@ -1,14 +1,18 @@
 """What importing the package costs and offers."""
 
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import quack_kernels
 from quack_kernels import ArgumentError
+from quack_kernels.gpu.config import MAX_COLUMNS, RowLaunch, row_launch
 from quack_kernels.host.config import row_config
+from quack_kernels.kernels.rmsnorm.config import gpu_config as gpu_rmsnorm_config
 from quack_kernels.kernels.rmsnorm.config import host_config as rmsnorm_config
+from quack_kernels.kernels.softmax.config import gpu_config as gpu_softmax_config
 from quack_kernels.kernels.softmax.config import host_config as softmax_config
 
 
@@ -68,3 +72,65 @@ def test_blocks_and_tail_cover_each_column_once(n: int) -> None:
 def test_row_without_a_kernel_is_refused(n: int) -> None:
     with pytest.raises(ArgumentError, match=f"n is {n}, but"):
         row_config(n, unroll=8)
+
+
+GPU_ROWS = (*range(1, 70), 127, 128, 129, 1000, 1001, 4096, 16_384, 50_257, 65_537, 131_071, 262_143, MAX_COLUMNS)
+    *range(1, 70),
+    127,
+    128,
+    129,
+    1000,
+    1001,
+    4096,
+    16_384,
+    50_257,
+    65_537,
+    131_071,
+    MAX_COLUMNS - 1,
+    MAX_COLUMNS,
+]
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("gpu_config", [gpu_rmsnorm_config, gpu_softmax_config])
+def test_gpu_threads_hold_each_column_once(gpu_config: Callable[[int, int], RowLaunch], itemsize: int) -> None:
+    for n in GPU_ROWS:
+        config = gpu_config(n, itemsize)
+        for shift in range(config.largest_shift + 1):
+            start = -shift
+            columns = [
+                start + cta * config.columns_per_cta + (thread + j * config.threads_per_row) * config.vector
+                for cta in range(config.cluster)
+                for thread in range(config.threads_per_row)
+                for j in range(config.vectors_per_thread)
+            ]
+            held = {column + v for column in columns for v in range(config.vector)}
+            assert len(held) == len(columns) * config.vector
+            assert held >= set(range(n)), config
+            assert not config.is_even or held == set(range(n))
+
+
+@pytest.mark.parametrize("n", [0, -1, MAX_COLUMNS + 1])
+def test_row_without_a_gpu_kernel_is_refused(n: int) -> None:
+    with pytest.raises(ArgumentError, match=f"n is {n}, but GPU kernels are compiled for 1 to {MAX_COLUMNS}"):
+        row_launch(n, 2, vectors=4, cta_bytes=32_768)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"threads_per_row": 48}, "48 threads"),
+        ({"rows_per_cta": 64}, "2048 threads, which must be whole warps, at most 1024"),
+        ({"threads_per_row": 16}, "16 threads"),
+        ({"cluster": 3}, "cluster of 3"),
+        ({"cluster": 16}, "cluster of 16"),
+        ({"cluster": 2, "rows_per_cta": 2}, "several rows in a CTA of a cluster"),
+        ({"vectors_per_thread": 3}, "holds 768 columns of a row, too few"),
+        ({"n": 1023, "vectors_per_thread": 4}, "holds 1024 columns of a row, too few"),
+    ],
+)
+def test_launch_that_cannot_be_is_refused(change: dict[str, int], message: str) -> None:
+    values = {"n": 1024, "vector": 8, "threads_per_row": 32, "rows_per_cta": 1, "vectors_per_thread": 4}
+    RowLaunch(**values)
+    with pytest.raises(ValueError, match=message):
+        RowLaunch(**{**values, **change})

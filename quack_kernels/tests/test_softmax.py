@@ -146,6 +146,15 @@ def test_negative_infinity_masks_an_element(device: str, dtype: torch.dtype) -> 
     assert softmax(x)[:, 5:].count_nonzero() == 0
 
 
+@PLACES
+@pytest.mark.parametrize("n", [1000, 4096])
+def test_part_of_a_row_that_is_all_masked_takes_no_part(n: int, device: str, dtype: torch.dtype) -> None:
+    # Where threads share a row, most of them, and whole warps, see negative infinity only.
+    x = on(device, torch.full((3, n), -INF, dtype=dtype))
+    x[0, -1], x[1, 7], x[2, n // 2 :] = -1000.0, 1000.0, random_rows(n - n // 2, device=device, dtype=dtype) - 300
+    assert_matches(x)
+
+
 X = torch.zeros(2, 3)
 REFUSED: Final[dict[str, tuple[Any, str]]] = {
     "list": ([1.0], "x is a list"),

@@ -49,7 +49,7 @@ class GpuRmsNorm:
         gX, gY = mX[row, None], mY[row, None]
         shift = shift_of(gX, config)
         rX = load_columns(gX, thread, column, shift, config, 0.0)
-        rW = None
+        rW: Any = None
         if const_expr(mW is not None):
             rW = load_columns(mW, thread, column, shift, config, 0.0)
         rstd = self.reciprocal_rms(rX.load(), eps, buffers)

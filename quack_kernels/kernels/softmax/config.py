@@ -16,4 +16,4 @@ def host_config(n: int) -> RowConfig:
 
 def gpu_config(n: int, itemsize: int) -> RowLaunch:
     """Return the launch of the GPU kernel for rows of `n` columns of `itemsize` bytes."""
-    return row_launch(n, itemsize, vectors=4, cta_bytes=32_768)
+    return row_launch(n, itemsize, vectors=4, cta_bytes=65_536)

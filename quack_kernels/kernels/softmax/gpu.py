@@ -4,7 +4,7 @@ import operator
 from typing import Any
 
 import cutlass
-from cutlass import Constexpr, Float32, Float64, Int32, Int64, const_expr, cute
+from cutlass import BFloat16, Constexpr, Float32, Float64, Int32, Int64, const_expr, cute
 
 from ...gpu.config import RowLaunch
 from ...gpu.exponential import LOG2_E, exp2
@@ -23,6 +23,7 @@ class GpuSoftmax:
     def __init__(self, config: RowLaunch, dtype: Any) -> None:
         """Take what the kernel is specialised on; `dtype` is that of mX and mY."""
         self.config = config
+        self.dtype = dtype
         self.acc = Float64 if dtype is Float32 else Float32
         self.partials = PartialResults(config, (Float32, self.acc))
 
@@ -81,7 +82,7 @@ class GpuSoftmax:
     @cute.jit
     def scale(self, maximum: Float32, row_maximum: Float32) -> Any:
         """Return exp(maximum - row_maximum): from exponentials relative to one to those relative to the other."""
-        difference = finite_or_zero(maximum).to(self.acc) - finite_or_zero(row_maximum).to(self.acc)
+        difference = maximum.to(self.acc) - finite_or_zero(row_maximum).to(self.acc)
         t = cute.make_rmem_tensor(1, self.acc)
         t[0] = difference * self.acc(LOG2_E)
         return self.exp2(t.load())[0]
@@ -89,7 +90,10 @@ class GpuSoftmax:
     @cute.jit
     def exp2(self, t: Any) -> Any:
         """Return 2 ** t in the accumulator's dtype."""
-        return exp2(t) if const_expr(self.acc is Float64) else cute.math.exp2(t, fastmath=True)
+        if const_expr(self.acc is Float64):
+            return exp2(t)
+        # The hardware's own is fast and makes subnormal results 0, of which only bfloat16 has any.
+        return cute.math.exp2(t, fastmath=self.dtype is not BFloat16)
 
 
 @cute.jit
