@@ -49,8 +49,7 @@ def main() -> None:
     if args.source is not None:
         result = json.loads(args.source.read_text())
     else:
-        result = measure(args)
-        report(result, args.json)
+        result = report(measure(args), args.json, is_shown=False)
     text = table(result)
     print(text)
     if args.table is not None:

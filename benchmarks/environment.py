@@ -31,12 +31,15 @@ def describe() -> dict[str, Any]:
     }
 
 
-def report(result: dict[str, Any], path: Path | None) -> None:
-    """Write a result to `path` if one is given, and print it."""
-    text = json.dumps({**describe(), **result}, indent=1) + "\n"
+def report(result: dict[str, Any], path: Path | None, *, is_shown: bool = True) -> dict[str, Any]:
+    """Write a result to `path` if one is given, print it unless that is not wanted, and return all that was written."""
+    result = {**describe(), **result}
+    text = json.dumps(result, indent=1) + "\n"
     if path is not None:
         path.write_text(text)
-    print(text)
+    if is_shown:
+        print(text)
+    return result
 
 
 def _cpu() -> str:

@@ -1,8 +1,10 @@
 """Row-wise kernels in CuTe DSL behind torch ops: `rmsnorm` and `softmax`.
 
-    ops/        what users call: argument checks, torch op registration, output allocation (needs torch)
-    kernels/    one directory per kernel: config.py (pure), host.py (kernel code), compile.py (the compile function)
-    host/       what kernels compiled for the host CPU share: fake tensors, row reductions, rounding to bfloat16
+    ops/        what users call: argument checks, torch op registration, output allocation, launch (needs torch)
+    kernels/    one directory per kernel: config.py (pure), host.py and gpu.py (kernel code), compile.py (the compile
+                function, which takes the device as an argument)
+    host/       what kernels compiled for the host CPU share: row reductions, rounding to bfloat16
+    gpu/        what kernels compiled for NVIDIA GPUs share: launches, row copies, reductions over threads and clusters
     tests/      the reference suite, run by `pytest --pyargs quack_kernels`
 
 A call goes op -> compile function -> kernel. Only `ops/` knows torch, so a process that compiles imports

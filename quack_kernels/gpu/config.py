@@ -10,7 +10,7 @@ VECTOR_BYTES: Final = 16
 WARP: Final = 32
 # The most CTAs that every GPU with clusters accepts in one.
 MAX_CLUSTER: Final = 8
-_MAX_THREADS: Final = 1024
+MAX_THREADS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class RowLaunch:
     def __post_init__(self) -> None:
         """Raise ValueError for numbers that no launch can have, or that leave columns out."""
         threads = self.threads_per_row * self.rows_per_cta
-        if not (_is_power_of_two(self.threads_per_row) and threads <= _MAX_THREADS and threads % WARP == 0):
-            raise ValueError(f"{self} has {threads} threads, which must be whole warps, at most {_MAX_THREADS}")
+        if not (_is_power_of_two(self.threads_per_row) and threads <= MAX_THREADS and threads % WARP == 0):
+            raise ValueError(f"{self} has {threads} threads, which must be whole warps, at most {MAX_THREADS}")
         if not (_is_power_of_two(self.cluster) and self.cluster <= MAX_CLUSTER):
             raise ValueError(f"{self} has a cluster of {self.cluster}, which must be 1, 2, 4 or {MAX_CLUSTER}")
         if self.cluster > 1 and self.rows_per_cta > 1:
@@ -97,7 +97,7 @@ def row_launch(n: int, itemsize: int, *, vectors: int, cta_bytes: int, threads: 
     total = _divide_up(n + (0 if n % vector == 0 else vector - 1), vector)
     cluster = min(MAX_CLUSTER, power_of_two_from(_divide_up(n * itemsize, cta_bytes)))
     of_cta = _divide_up(total, cluster)
-    threads_per_row = min(_MAX_THREADS, _threads_per_row(of_cta, vectors))
+    threads_per_row = min(MAX_THREADS, _threads_per_row(of_cta, vectors))
     return RowLaunch(
         n=n,
         vector=vector,

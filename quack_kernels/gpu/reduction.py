@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import reduce
 from typing import Any, Final
 
-import cutlass
 from cutlass import Constexpr, Int32, const_expr, cute, range_constexpr
 
 from ..merge import merge
@@ -54,12 +53,12 @@ class PartialResults:
         """Whether a row has more than one warp."""
         return self.config.partials > 1
 
-    def allocate(self, smem: cutlass.utils.SmemAllocator) -> list[Any]:
+    def allocate(self) -> list[Any]:
         """Return a buffer (row of the CTA, partial result) for each value; none where one warp has the row."""
         if not self.is_needed:
             return []
         layout = cute.make_ordered_layout((self.config.rows_per_cta, self.config.partials), order=(1, 0))
-        return [smem.allocate_tensor(dtype, layout, byte_alignment=8) for dtype in self.dtypes]
+        return [cute.make_tensor(cute.arch.alloc_smem(dtype, cute.cosize(layout), 8), layout) for dtype in self.dtypes]
 
     @cute.jit
     def begin(self) -> None:

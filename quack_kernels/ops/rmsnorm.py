@@ -17,11 +17,20 @@ def rmsnorm(x: torch.Tensor, weight: torch.Tensor | None = None, *, eps: float =
     Shapes: x (..., N) with at least one dimension; weight (N,); the result is like x, and contiguous. Empty x gives
         an empty result. Rows may have any stride; x whose last dimension is not contiguous, or whose leading
         dimensions are not one stack of equally spaced rows, is copied first, as is a weight that is not contiguous.
-    Dtypes: x float32 or bfloat16, on the CPU; weight float32 or the dtype of x; the result has the dtype of x.
-    Error: everything is computed in float64 and rounded at the end, to bfloat16 by way of float32: at most 1 ulp of
-        the output dtype from the float64 result rounded to it. NaN and infinity spread within their row only.
-    Cost: two reads of x and one write of the result on one thread; the first call with a new N, dtype or weight dtype
-        compiles a kernel, about 0.3 s, unless it is cached. Rows, strides and eps do not matter to that.
+    Dtypes: x on the CPU float32 or bfloat16; on a GPU (Hopper or newer; N up to 262,144) float16 too; weight float32
+        or the dtype of x; the result has the dtype of x.
+    Error: at most 1 ulp of the output dtype from the float64 result rounded to it. On the CPU, and on a GPU for
+        float32, everything is computed in float64 and rounded at the end (on the CPU to bfloat16 by way of float32).
+        On a GPU the shorter dtypes are multiplied in float32, which adds three roundings of 2**-24 each: the scale,
+        the product with it, the product with the weight. Their squares are summed in float64 (bfloat16) or float32
+        (float16, whose squares stay in its range: fewer than 2**6 additions one after the other, so 2**-18, of which
+        the root halves the error). Half an ulp is 2**-9 and 2**-12. The exception: where a bfloat16 element is below
+        2**-126 after scaling and before its weight, float32 has fewer bits for it.
+        NaN and infinity spread within their row only.
+    Cost: on a GPU one read of x and one write of the result, on the current stream; the weight is read from the L2
+        cache once for each row. On the CPU two reads and one write on one thread. The first call with a new N, dtype,
+        weight dtype or device type compiles a kernel, about 1 s, unless it is cached; rows, strides and eps do not
+        matter to that.
     Source: Zhang and Sennrich 2019, arXiv:1910.07467.
     Raises: ArgumentError, a ValueError, naming the argument, its value and what is accepted; also where x or weight
         requires a gradient while gradients are recorded, since there is no backward.

@@ -75,20 +75,6 @@ def test_row_without_a_kernel_is_refused(n: int) -> None:
 
 
 GPU_ROWS = (*range(1, 70), 127, 128, 129, 1000, 1001, 4096, 16_384, 50_257, 65_537, 131_071, 262_143, MAX_COLUMNS)
-    *range(1, 70),
-    127,
-    128,
-    129,
-    1000,
-    1001,
-    4096,
-    16_384,
-    50_257,
-    65_537,
-    131_071,
-    MAX_COLUMNS - 1,
-    MAX_COLUMNS,
-]
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])

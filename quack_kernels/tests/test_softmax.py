@@ -91,20 +91,6 @@ def test_rows_without_columns_give_an_empty_result(shape: tuple[int, ...], devic
     assert (y.shape, y.dtype) == (shape, dtype)
 
 
-@pytest.mark.gpu
-def test_kernel_runs_on_the_current_stream_of_a_gpu() -> None:
-    stream = torch.cuda.Stream() if torch.cuda.is_available() else None
-    x = random_rows(4096, 4096, device="cuda")
-    with torch.cuda.stream(stream):
-        if stream is not None:
-            torch.cuda._sleep(100_000_000)  # tens of milliseconds, in which another stream would overtake
-            x.neg_()
-        y = softmax(x)
-        if stream is not None:
-            stream.synchronize()
-    assert_within_one_ulp(y, softmax_reference(x))
-
-
 @PLACES
 def test_single_column_is_one(device: str, dtype: torch.dtype) -> None:
     assert torch.equal(

@@ -3,10 +3,9 @@
 import operator
 from typing import Any
 
-import cutlass
 from cutlass import Constexpr, Float16, Float32, Float64, Int32, Int64, const_expr, cute
 
-from ...gpu.config import RowLaunch
+from ...gpu.config import MAX_THREADS, RowLaunch
 from ...gpu.reduction import PartialResults, local_fold, row_sum
 from ...gpu.rows import load_columns, position, shift_of, store_columns
 
@@ -40,7 +39,7 @@ class GpuRmsNorm:
     def kernel(self, mX: cute.Tensor, mW: cute.Tensor | None, mY: cute.Tensor, eps: Float64) -> None:
         """Work on the rows of one CTA; threads beyond the last row repeat it and write nothing."""
         config, rows = self.config, mX.shape[0]
-        buffers = self.partials.allocate(cutlass.utils.SmemAllocator())
+        buffers = self.partials.allocate()
         self.partials.begin()
         row, thread, column = position(config)
         is_row = row < rows
@@ -49,10 +48,13 @@ class GpuRmsNorm:
         gX, gY = mX[row, None], mY[row, None]
         shift = shift_of(gX, config)
         rX = load_columns(gX, thread, column, shift, config, 0.0)
+        # The weight comes from the L2 cache; where registers are many, it waits in them for the row's sum.
         rW: Any = None
-        if const_expr(mW is not None):
+        if const_expr(mW is not None and config.threads < MAX_THREADS):
             rW = load_columns(mW, thread, column, shift, config, 0.0)
         rstd = self.reciprocal_rms(rX.load(), eps, buffers)
+        if const_expr(mW is not None and config.threads == MAX_THREADS):
+            rW = load_columns(mW, thread, column, shift, config, 0.0)
         y = rX.load().to(self.product) * rstd.to(self.product)
         if const_expr(mW is not None):
             y = y * rW.load().to(self.product)

@@ -3,7 +3,6 @@
 import operator
 from typing import Any
 
-import cutlass
 from cutlass import BFloat16, Constexpr, Float32, Float64, Int32, Int64, const_expr, cute
 
 from ...gpu.config import RowLaunch
@@ -42,7 +41,7 @@ class GpuSoftmax:
     def kernel(self, mX: cute.Tensor, mY: cute.Tensor) -> None:
         """Work on the rows of one CTA; threads beyond the last row repeat it and write nothing."""
         config, rows = self.config, mX.shape[0]
-        buffers = self.partials.allocate(cutlass.utils.SmemAllocator())
+        buffers = self.partials.allocate()
         self.partials.begin()
         row, thread, column = position(config)
         is_row = row < rows
