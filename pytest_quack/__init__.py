@@ -68,5 +68,9 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    # pluggy finds a plugin's hooks by dir(); nothing else asks for it often enough to matter.
-    return sorted({*globals(), *_HOME_OF, *_plugin().HOOKS})
+    # pluggy finds a plugin's hooks by dir(); nothing else asks for it often enough to matter. It then looks for the
+    # marks of each without `__getattr__` (since pluggy 1.7), so they must be here by then.
+    plugin = _plugin()
+    for name in plugin.HOOKS:
+        globals().setdefault(name, getattr(plugin, name))
+    return sorted({*globals(), *_HOME_OF})

@@ -19,18 +19,23 @@ from pytest_quack.errors import CacheDirectoryError, SettingsError
 from pytest_quack.settings import OPTIONS, resolve
 
 if TYPE_CHECKING:
+    from pytest_quack.deferral.xdist_controller import Controller
     from pytest_quack.run import QuackRun
 
 HOOKS: Final = frozenset(
     {
         "pytest_addoption",
         "pytest_configure",
+        "pytest_configure_node",
         "pytest_load_initial_conftests",
         "pytest_report_header",
         "pytest_runtestloop",
+        "pytest_sessionfinish",
         "pytest_sessionstart",
         "pytest_terminal_summary",
+        "pytest_testnodedown",
         "pytest_unconfigure",
+        "pytest_xdist_node_collection_finished",
     }
 )
 _MAIN_OPTION: Final = "--async-compile"
@@ -161,6 +166,38 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     return run.drive(session)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    run = _find_run(session.config)
+    if run is None:
+        return
+    if run.controller is not None:
+        run.controller.report_lost(session, exitstatus)
+    elif hasattr(session.config, "workeroutput"):
+        run.hand_over_counts(session.config)
+
+
+# Hooks of the xdist controller.
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    if (controller := _find_controller(node.config)) is not None:
+        controller.configure_worker(node)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    if (controller := _find_controller(node.config)) is not None:
+        controller.note_collection(ids)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    if (controller := _find_controller(node.config)) is not None:
+        controller.worker_is_down(node, error)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     run = _find_run(config)
     text = run.summary() if run is not None else []
@@ -175,6 +212,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         from pytest_quack.run import end_run
 
         end_run(config)
+
+
+def _find_controller(config: pytest.Config) -> Controller | None:
+    run = _find_run(config)
+    return run.controller if run is not None else None
 
 
 def _find_run(config: pytest.Config) -> QuackRun | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -11,9 +11,14 @@ from pytest_quack.backends import DEFAULT, Interception, find_backend
 from pytest_quack.cache.directory import open_directory
 from pytest_quack.cache.traced import TraceCache
 from pytest_quack.compile import active, preload
+from pytest_quack.compile.asking import AskingSide
+from pytest_quack.compile.client import PoolClient, PoolUnreachableError
 from pytest_quack.compile.pool import CompilePool
 from pytest_quack.compile.preload import AfterImport, ImportWatch
 from pytest_quack.deferral.local import Deferral
+from pytest_quack.deferral.xdist_controller import WORKER_OUTPUT, Controller, find_address
+from pytest_quack.deferral.xdist_internals import find_worker_channel
+from pytest_quack.deferral.xdist_worker import WorkerLoop
 from pytest_quack.report import summary
 from pytest_quack.runtime import Runtime, replace_runtime
 from pytest_quack.settings import Settings
@@ -37,15 +42,20 @@ class QuackRun:
     settings: Settings
     runtime: Runtime
     runtime_before: Runtime | None
-    pool: CompilePool | None = None
-    pool_before: CompilePool | None = None
+    pool: AskingSide | None = None
+    pool_before: AskingSide | None = None
     deferral: Deferral | None = None
+    controller: Controller | None = None
+    mark: str | None = None
+    why_wait: str | None = None
     import_watch: ImportWatch | None = None
     interception: Interception | None = None
     after_import: AfterImport | None = None
 
     def begin(self) -> None:
         """Watch for the import of the compiler: to take its compiles, and to start the server if nothing is stored."""
+        if self.controller is not None:
+            return  # it runs no tests
         self._intercept()
         store = self.runtime.store
         if self.pool is not None and (store is None or store.is_empty()):
@@ -68,11 +78,11 @@ class QuackRun:
         self.after_import.install()
 
     def header(self) -> str | None:
-        if self.pool is None or self.deferral is None:
+        if self.pool is None:
             return None
         store = self.runtime.store
         cache = str(store.root) if store is not None else "off"
-        return summary.header(self.settings, self.pool.jobs, self.deferral.why_wait, cache)
+        return summary.header(self.settings, self.pool.jobs, self.why_wait, cache)
 
     def may_defer(self, session: pytest.Session) -> bool:
         """Whether this run's own loop is needed; else pytest's own does it, untouched."""
@@ -87,23 +97,38 @@ class QuackRun:
         self.pool.adopt_environ()
         if self.pool.is_started:
             self.pool.prewarm()
+        channel = find_worker_channel(session.config) if hasattr(session.config, "workerinput") else None
+        if channel is not None:
+            return WorkerLoop(self.deferral, session, channel, self.mark).run()
         return self.deferral.drive(session)
 
-    def summary(self) -> list[str]:
-        runtime, store = self.runtime, self.runtime.store
-        notices = dict(runtime.notices.counts)
-        notices.update(store.problems if store is not None else {})
-        counts = summary.RunCounts(
-            hits=len(runtime.hits),
-            compiled_here=len(runtime.compiled_here),
+    def counts(self) -> summary.RunCounts:
+        """What this process has counted; of a controller, what its workers have."""
+        runtime, store, deferral = self.runtime, self.runtime.store, self.deferral
+        counts = summary.RunCounts()
+        if self.controller is not None:
+            counts.add_plain(self.controller.counts.to_plain())
+        own = summary.RunCounts(
+            hits=runtime.hits,
+            compiled_here=set(runtime.compiled_here),
             uncached=runtime.uncached,
             corrupt=store.corrupt if store is not None else 0,
-            deferrals=self.deferral.deferrals if self.deferral is not None else {},
-            waits=self.deferral.waits if self.deferral is not None else {},
-            notices=notices,
-            pool=self.pool.stats() if self.pool is not None else None,
+            deferrals=deferral.deferrals if deferral is not None else {},
+            waits=deferral.waits if deferral is not None else {},
+            notices={**runtime.notices.counts, **(store.problems if store is not None else {})},
         )
-        if self.pool is None and not notices:
+        counts.add_plain(own.to_plain())
+        return counts
+
+    def hand_over_counts(self, config: Any) -> None:
+        """Give what this worker has counted to the controller."""
+        config.workeroutput[WORKER_OUTPUT] = self.counts().to_plain()
+
+    def summary(self) -> list[str]:
+        counts = self.counts()
+        if isinstance(self.pool, CompilePool):
+            counts.pool = self.pool.stats()
+        if self.pool is None and not counts.notices:
             return []
         return summary.lines(counts)
 
@@ -117,15 +142,36 @@ def start_run(config: pytest.Config, settings: Settings) -> None:
     runtime = Runtime(settings, is_reported=True, directory=directory)
     run = QuackRun(settings, runtime, replace_runtime(runtime))
     config.stash[_RUN_KEY] = run
-    if settings.is_pool_on and not _is_xdist(config) and not config.option.collectonly:
-        run.pool = CompilePool(settings.jobs, timeout_s=settings.timeout_s, notices=runtime.notices)
-        run.pool_before = active.activate(run.pool)
-        run.deferral = Deferral(run.pool, runtime.notices, why_wait=_why_wait(config, settings))
-    elif settings.is_pool_on and _is_xdist(config):
-        runtime.notices.add(
-            "--async-compile has no effect together with xdist yet: each kernel is compiled once, in the first test "
-            "process that needs it"
-        )
+    if settings.is_pool_on and not config.option.collectonly:
+        run.why_wait = _why_wait(config, settings)
+        if _is_controller(config):
+            pool = CompilePool(settings.jobs, timeout_s=settings.timeout_s, notices=runtime.notices, is_shared=True)
+            run.pool, run.controller = pool, _make_controller(config, pool, runtime)
+        else:
+            run.pool, run.mark = _find_pool(config, settings, runtime)
+            run.pool_before = active.activate(run.pool)
+            run.deferral = Deferral(run.pool, runtime.notices, why_wait=run.why_wait)
+
+
+def _find_pool(config: pytest.Config, settings: Settings, runtime: Runtime) -> tuple[AskingSide, str | None]:
+    """The pool for a process that runs tests: its controller's if it has one, else its own; and the running mark."""
+    found = find_address(config)
+    if found is not None:
+        try:
+            return PoolClient(found[0], runtime.notices), found[1]
+        except PoolUnreachableError as error:
+            runtime.notices.add(
+                f"an xdist worker has a pool of its own: that of the controller is unreachable, {error}"
+            )
+    return CompilePool(settings.jobs, timeout_s=settings.timeout_s, notices=runtime.notices), None
+
+
+def _make_controller(config: pytest.Config, pool: CompilePool, runtime: Runtime) -> Controller | None:
+    try:
+        return Controller(config, pool)
+    except OSError as error:
+        runtime.notices.add(f"each xdist worker has a compile pool of its own: {error.strerror or error}")
+        return None
 
 
 def end_run(config: pytest.Config) -> None:
@@ -137,8 +183,11 @@ def end_run(config: pytest.Config) -> None:
     for part in (run.import_watch, run.after_import, run.interception):
         if part is not None:
             part.remove()
-    if run.pool is not None:
+    if run.controller is not None:
+        run.controller.close()
+    if run.deferral is not None:
         active.deactivate(run.pool_before)
+    if run.pool is not None:
         run.pool.shutdown()
     replace_runtime(run.runtime_before)
 
@@ -147,8 +196,8 @@ def find_run(config: pytest.Config) -> QuackRun | None:
     return config.stash.get(_RUN_KEY, None)
 
 
-def _is_xdist(config: pytest.Config) -> bool:
-    return hasattr(config, "workerinput") or config.getoption("dist", "no") != "no"
+def _is_controller(config: pytest.Config) -> bool:
+    return not hasattr(config, "workerinput") and config.getoption("dist", "no") != "no"
 
 
 def _why_wait(config: pytest.Config, settings: Settings) -> str | None:

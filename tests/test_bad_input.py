@@ -274,11 +274,3 @@ def test_well(i):
     assert "worker fails in a compile process only" in result.stdout
     again = inner.run("--async-compile-timeout=2", "-k", "raise or export or well")
     assert again.summary("submitted") == 0, again.show()
-
-
-def test_xdist_is_told_that_the_pool_is_not_used(inner: InnerProject) -> None:
-    pytest.importorskip("xdist", reason="needs pytest-xdist")
-    inner.write("test_it.py", TWO_TESTS)
-    result = inner.run("-n", "2")
-    assert result.counts == {"passed": 2}, result.show()
-    assert "no effect together with xdist yet" in result.stdout

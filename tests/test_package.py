@@ -45,6 +45,13 @@ PUBLIC = [
 ]
 
 
+def test_marks_of_the_plugins_hooks_are_in_force(pytester: pytest.Pytester) -> None:
+    config = pytester.parseconfig("-p", "pytest_quack")
+    for name in ("pytest_runtestloop", "pytest_sessionstart", "pytest_sessionfinish"):
+        ours = [i for i in getattr(config.hook, name).get_hookimpls() if i.plugin_name == "pytest_quack"]
+        assert [implementation.tryfirst for implementation in ours] == [True], name
+
+
 def test_the_public_names_are_these() -> None:
     assert pytest_quack.__all__ == PUBLIC
     for name in PUBLIC:

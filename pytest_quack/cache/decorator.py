@@ -40,8 +40,8 @@ from pytest_quack.cache.environ import environ_check, environ_is, seen_environ
 from pytest_quack.cache.store import Artifact, LockTimeoutError, Pointer, Store
 from pytest_quack.compile import preload
 from pytest_quack.compile.active import get_active_pool
+from pytest_quack.compile.asking import AskingSide
 from pytest_quack.compile.job import CompileFailure, CompileJob, CompileResult, FailureKind, KeyState
-from pytest_quack.compile.pool import CompilePool
 from pytest_quack.errors import ArtifactError, CompileError, UnkeyableError
 from pytest_quack.runtime import Runtime, get_runtime
 
@@ -379,7 +379,7 @@ class JitFunction:
             store.publish(artifact, call.direct.key, files, environ)
         return artifact, environ
 
-    def _make_job(self, call: _Call, runtime: Runtime, pool: CompilePool) -> CompileJob:
+    def _make_job(self, call: _Call, runtime: Runtime, pool: AskingSide) -> CompileJob:
         function = self.function
         if function.__module__ == "__main__":
             raise NotShippableError("it is defined in __main__, which another process cannot import")

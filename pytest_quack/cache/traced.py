@@ -22,8 +22,8 @@ from pytest_quack.cache import key as canonical
 from pytest_quack.cache.artifact import environment_parts, make_artifact
 from pytest_quack.cache.store import Artifact, LockTimeoutError
 from pytest_quack.compile.active import get_active_pool
+from pytest_quack.compile.asking import AskingSide
 from pytest_quack.compile.job import CheckJob, CompileFailure, CompileResult, FailureKind, KeyState, TracedJob
-from pytest_quack.compile.pool import CompilePool
 from pytest_quack.errors import CompileError, ExportError, InterceptionError, TargetArchError
 from pytest_quack.runtime import Runtime, get_runtime
 
@@ -115,7 +115,7 @@ class TraceCache:
         pointer = store.find_pointer(content_key)
         return None, pointer is not None and not pointer.content_key
 
-    def _begin_check(self, pool: CompilePool, runtime: Runtime) -> None:
+    def _begin_check(self, pool: AskingSide, runtime: Runtime) -> None:
         """Have the self-check made, unless this or an earlier run has seen it pass."""
         if self._is_checked:
             return
@@ -124,7 +124,7 @@ class TraceCache:
             pool.submit(CheckJob(key, self.backend_name, pool.asker(runtime), "self-check of the interception"))
             pool.add_waiter(key)
 
-    def _require_check(self, pool: CompilePool | None) -> None:
+    def _require_check(self, pool: AskingSide | None) -> None:
         """Wait for the self-check's end. Raises InterceptionError where it has failed."""
         if self._is_checked or pool is None:
             return

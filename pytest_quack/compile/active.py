@@ -8,14 +8,15 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from pytest_quack.compile.asking import AskingSide
 from pytest_quack.compile.pool import CompilePool
 
-_active: CompilePool | None = None
+_active: AskingSide | None = None
 _lock = threading.Lock()
 _suppressed: Any = threading.local()
 
 
-def get_active_pool() -> CompilePool | None:
+def get_active_pool() -> AskingSide | None:
     """The pool that a miss is submitted to; None where there is none, inside `suppress_pool()`, and in a child process.
 
     A child made by `fork` has its parent's pool object but not its processes, so it compiles for itself.
@@ -27,7 +28,7 @@ def get_active_pool() -> CompilePool | None:
     return pool
 
 
-def activate(pool: CompilePool) -> CompilePool | None:
+def activate(pool: AskingSide) -> AskingSide | None:
     """Make `pool` the active one; returns the one that was active before, for `deactivate`."""
     global _active
     with _lock:
@@ -35,7 +36,7 @@ def activate(pool: CompilePool) -> CompilePool | None:
     return before
 
 
-def deactivate(before: CompilePool | None = None) -> None:
+def deactivate(before: AskingSide | None = None) -> None:
     """Make `before` the active pool again."""
     global _active
     with _lock:
@@ -43,7 +44,7 @@ def deactivate(before: CompilePool | None = None) -> None:
 
 
 @contextlib.contextmanager
-def pool_scope(jobs: int | None = None) -> Iterator[CompilePool]:
+def pool_scope(jobs: int | None = None) -> Iterator[AskingSide]:
     """Have an active pool for the length of the block: the one there is, or a new one that ends with the block.
 
     Inside, a miss raises `CompilePending` unless the pool was given another policy; catch it for each kernel and come

@@ -33,6 +33,32 @@ class FailureKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Imports:
+    """What the server imports before it forks compile processes, for one asking process or for several.
+
+    Attributes:
+        sys_path: where modules are found.
+        pinned: variables that compile processes have of their own; known only when the asking process has imported
+            the compiler.
+        backends, modules: what is imported, in this order.
+    """
+
+    sys_path: tuple[str, ...]
+    pinned: dict[str, str]
+    backends: tuple[str, ...]
+    modules: tuple[str, ...]
+
+    def merged(self, other: Imports) -> Imports:
+        """What both need: this one's first, and of a variable that both have the other's."""
+        return Imports(
+            (*dict.fromkeys((*self.sys_path, *other.sys_path)),),
+            {**self.pinned, **other.pinned},
+            (*dict.fromkeys((*self.backends, *other.backends)),),
+            (*dict.fromkeys((*self.modules, *other.modules)),),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Asker:
     """What a job carries of the process that asks.
 

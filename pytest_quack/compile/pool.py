@@ -16,12 +16,11 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from pytest_quack.backends import find_backend
-from pytest_quack.compile import preload
+from pytest_quack.compile.asking import GPU_BLIND, AskingSide
 from pytest_quack.compile.executors.local import (
     Broken,
     Crashed,
@@ -34,29 +33,24 @@ from pytest_quack.compile.executors.local import (
     TimedOut,
 )
 from pytest_quack.compile.job import (
-    Asker,
     CheckJob,
     CompileFailure,
     CompileResult,
     FailureKind,
+    Imports,
     Job,
     KeyState,
     PoolStats,
 )
 from pytest_quack.compile.limits import default_jobs
 from pytest_quack.compile.priority import QueuedKey, next_key
-from pytest_quack.errors import CompilePending
-from pytest_quack.runtime import Notices, Runtime, get_runtime
+from pytest_quack.runtime import Notices, get_runtime
 
 # How often a key that was lost through no fault of its own is started again, and how often a server in a row.
 _MAX_STARTS: Final = 3
 _MAX_SERVER_FAILURES: Final = 3
 # Signals that somebody else sends (the kernel's out-of-memory killer, an administrator), not the compiler.
 _FOREIGN_SIGNALS: Final = {-signal.SIGKILL, -signal.SIGTERM}
-# No device to see, and torch looks for devices through NVML, which needs no driver that is initialised.
-_GPU_BLIND: Final = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-# Variables that differ between processes without changing what is compiled.
-_NOT_SHIPPED: Final = frozenset({*_GPU_BLIND, "NVIDIA_VISIBLE_DEVICES", "PYTEST_CURRENT_TEST", "_"})
 _live_pools: weakref.WeakSet[CompilePool] = weakref.WeakSet()
 
 
@@ -72,10 +66,7 @@ class _Entry:
     result: CompileResult | None = None
 
 
-PendingPolicy = Callable[[str, str], None]
-
-
-class CompilePool:
+class CompilePool(AskingSide):
     """Compiles keys in processes of their own.
 
     Nothing is started before the first key is submitted or `prewarm` is called. Safe to use from several threads of
@@ -86,22 +77,27 @@ class CompilePool:
             machine allows.
         timeout_s: the longest that one compile may take; None for what the settings say.
         notices: where things to tell the user once go.
+        is_shared: whether other processes ask, which say by `tell_imports` what theirs need; this one then says
+            nothing of its own.
 
     Raises ValueError where `jobs` is negative.
     """
 
     def __init__(
-        self, jobs: int | None = None, *, timeout_s: float | None = None, notices: Notices | None = None
+        self,
+        jobs: int | None = None,
+        *,
+        timeout_s: float | None = None,
+        notices: Notices | None = None,
+        is_shared: bool = False,
     ) -> None:
         if jobs is not None and jobs < 0:
             raise ValueError(f"a pool needs at least 1 compile process, not {jobs}")
-        self.owner_pid: Final = os.getpid()
-        self.jobs: Final = jobs or _jobs_from_environ() or default_jobs()
-        self.pending_policy: PendingPolicy | None = None
+        super().__init__(jobs or _jobs_from_environ() or default_jobs(), {**os.environ, **GPU_BLIND})
+        self._is_shared = is_shared
+        self._told_imports: Imports | None = None
         self._timeout_s = timeout_s or get_runtime().settings.timeout_s
         self._notices = notices or get_runtime().notices
-        self._environ = {**os.environ, **_GPU_BLIND}
-        self._pinned: dict[str, str] = {}  # variables that compile processes have of their own
         self._entries: dict[str, _Entry] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -117,13 +113,16 @@ class CompilePool:
     # What is known of a key.
 
     def poll(self, key: str) -> tuple[KeyState, CompileFailure | None]:
-        """The key's state, and why it failed if it did."""
         with self._changed:
             entry = self._entries.get(key)
             return (KeyState.NEW, None) if entry is None else (entry.state, entry.failure)
 
+    def pending(self, keys: Collection[str]) -> set[str]:
+        with self._changed:
+            found = {key: self._entries[key].state for key in keys if key in self._entries}
+        return {key for key, state in found.items() if state is KeyState.PENDING}
+
     def submit(self, job: Job) -> KeyState:
-        """Have a job's key compiled, unless it was submitted before. Returns the key's state."""
         with self._changed:
             entry = self._entries.get(job.key)
             if entry is not None:
@@ -132,54 +131,42 @@ class CompilePool:
             if self._broken is not None or self._is_closing:
                 self._fail(entry, CompileFailure(FailureKind.POOL, self._broken or "the pool has been shut down"))
             else:
-                self._pin()
+                if not self._is_shared:
+                    self._pin()
                 self._ensure_thread()
         self._wake()
         return entry.state
 
-    def wait(self, key: str, timeout_s: float | None = None) -> KeyState:
-        """Wait until a key is no longer pending, at most `timeout_s` seconds; returns its state then."""
-        self.wait_any([key], timeout_s)
-        return self.poll(key)[0]
-
-    def wait_any(self, keys: Iterable[str], timeout_s: float | None = None) -> tuple[str, ...]:
-        """Wait until at least one of `keys` is no longer pending; returns those, none after `timeout_s` seconds.
-
-        Of no keys there is nothing to wait for: it returns at once.
-        """
+    def wait_any(
+        self, keys: Iterable[str], timeout_s: float | None = None, until: Callable[[], bool] | None = None
+    ) -> tuple[str, ...]:
         wanted = list(keys)
 
         def settled() -> tuple[str, ...]:
             return tuple(key for key in wanted if self.poll(key)[0] is not KeyState.PENDING)
 
-        self._wait(wanted, lambda: not wanted or bool(settled()), timeout_s)
+        self._wait(wanted, lambda: not wanted or bool(settled()) or (until is not None and until()), timeout_s)
         return settled()
 
+    def nudge(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
     def add_waiter(self, key: str) -> None:
-        """Say that one more test cannot go on without this key: it is compiled before those that nobody waits for."""
         with self._changed:
             if key in self._entries:
                 self._entries[key].waiters += 1
 
-    def await_or_raise(self, key: str, description: str) -> None:
-        """What happens to a call whose key is pending: it waits here, or CompilePending tells it to come back."""
-        if self.pending_policy is None:
-            raise CompilePending(key, description)
-        self.pending_policy(key, description)
-
     @property
     def settled(self) -> int:
-        """How many keys have stopped being pending so far: a cheap way to see that something has changed."""
         return self._settled
 
     def result(self, key: str) -> CompileResult | None:
-        """What the compile process answered for a done key: with the artifact, where that could not be stored."""
         with self._changed:
             entry = self._entries.get(key)
             return entry.result if entry is not None else None
 
     def stats(self) -> PoolStats:
-        """Counts so far."""
         with self._changed:
             entries = [entry for entry in self._entries.values() if not isinstance(entry.job, CheckJob)]
             workers = self._executor.workers_started if self._executor is not None else 0
@@ -211,17 +198,24 @@ class CompilePool:
         """
         with self._changed:
             if self.environ_difference():
-                self._environ = {**os.environ, **_GPU_BLIND}
+                self._environ = {**os.environ, **GPU_BLIND}
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment of the compile processes, apart from what is pinned."""
+        return dict(self._environ)
+
+    def tell_imports(self, imports: Imports) -> None:
+        """Take what another process, which shares this pool, needs compile processes to import."""
+        with self._changed:
+            told = self._told_imports
+            self._told_imports = imports if told is None else told.merged(imports)
 
     @property
     def is_started(self) -> bool:
         return self._thread is not None
 
     def prewarm(self) -> None:
-        """Start importing in the server now, so that the first miss does not have to wait for it.
-
-        May be called again when more has been imported here.
-        """
         with self._changed:
             if self._broken is None and not self._is_closing:
                 self._is_server_wanted = True
@@ -243,23 +237,6 @@ class CompilePool:
             self._changed.notify_all()
         _live_pools.discard(self)
 
-    def asker(self, runtime: Runtime) -> Asker:
-        """What a job carries of this process, as it is now."""
-        try:
-            cwd = os.getcwd()
-        except OSError:
-            cwd = ""
-        store = runtime.store
-        root = str(store.root) if store is not None and store.is_writable else ""
-        return Asker(cwd, self.environ_difference(), runtime.settings, root)
-
-    def environ_difference(self) -> dict[str, str | None]:
-        """Variables in which this process's environment now differs from that of the compile processes."""
-        now, base = os.environ, self._environ
-        changed: dict[str, str | None] = {name: value for name, value in now.items() if base.get(name) != value}
-        changed.update({name: None for name in base if name not in now})
-        return {n: value for n, value in changed.items() if n not in _NOT_SHIPPED and n not in self._pinned}
-
     def _wait(self, keys: list[str], is_over: Callable[[], bool], timeout_s: float | None) -> None:
         with self._changed:
             entries = [self._entries[key] for key in keys if key in self._entries]
@@ -279,12 +256,10 @@ class CompilePool:
         if executor is not None:
             executor.wake()
 
-    def _pin(self) -> None:
-        for name in preload.registered_backends():
-            self._pinned.update(find_backend(name).worker_environ())
-
     def _needs(self) -> Needs:
-        return Needs(dict(self._environ), dict(self._pinned), *preload.what_to_import())
+        with self._changed:
+            imports = self._told_imports if self._is_shared else None
+        return Needs(dict(self._environ), imports or self._imports())
 
     def _ensure_thread(self) -> None:
         if self._thread is None:

@@ -26,8 +26,7 @@ from typing import Any, Final
 
 import pytest
 
-from pytest_quack.compile.job import KeyState
-from pytest_quack.compile.pool import CompilePool
+from pytest_quack.compile.asking import AskingSide
 from pytest_quack.deferral import internals
 from pytest_quack.deferral.attempt import Attempt, clear_quietly
 from pytest_quack.deferral.generators import Generators
@@ -71,12 +70,12 @@ class Deferral:
         why_wait: why no test of this run may step aside; None where they may.
     """
 
-    def __init__(self, pool: CompilePool, notices: Notices, *, why_wait: str | None = None) -> None:
+    def __init__(self, pool: AskingSide, notices: Notices, *, why_wait: str | None = None) -> None:
         self.deferrals: dict[str, int] = {}
         self.waits: dict[str, int] = {}
         self.why_wait: Final = why_wait
-        self._pool = pool
-        self._notices = notices
+        self.pool: Final = pool
+        self.notices: Final = notices
         self._attempt: Attempt | None = None
         self._main_thread = threading.get_ident()
         pool.pending_policy = self.on_pending
@@ -93,7 +92,7 @@ class Deferral:
             raise signal
         if reason is not None:
             self.waits[reason] = self.waits.get(reason, 0) + 1
-        self._pool.wait(key)
+        self.pool.wait(key)
 
     def _why_wait(self) -> str | None:
         attempt = self._attempt
@@ -117,21 +116,33 @@ class Deferral:
 
     def drive(self, session: pytest.Session) -> bool:
         """Run all items of the session; the plugin's `pytest_runtestloop`."""
-        return _Loop(self, session, self._pool, self._notices).run()
+        return Loop(self, session, self.pool, self.notices, session.items).run()
 
 
-class _Loop:
-    """One run of the loop."""
+class Loop:
+    """One run of the loop.
 
-    def __init__(self, deferral: Deferral, session: pytest.Session, pool: CompilePool, notices: Notices) -> None:
+    A subclass may have the items come one by one: see `xdist_worker.py`.
+    """
+
+    def __init__(
+        self,
+        deferral: Deferral,
+        session: pytest.Session,
+        pool: AskingSide,
+        notices: Notices,
+        items: Sequence[pytest.Item],
+    ) -> None:
         self._deferral = deferral
         self.pid: Final = os.getpid()
         self._session = session
         self._pool = pool
         self._notices = notices
-        self._items = session.items
-        self._places = [place_of(item) for item in self._items]
-        self._queue = ItemQueue(self._places)
+        self._items: list[pytest.Item] = []
+        self._places: list[Place] = []
+        self._queue = ItemQueue()
+        for item in items:
+            self.add(item)
         self._generators: dict[int, Generators] = {}
         self._waiting_for: dict[int, frozenset[str]] = {}
         self.owed_errors: dict[int, pytest.TestReport] = {}
@@ -141,10 +152,42 @@ class _Loop:
         self._next: int | None = None
         self._gate = _Gate(self, session.config)
 
+    def add(self, item: pytest.Item) -> int:
+        """Add an item at the end; returns its position."""
+        place = place_of(item)
+        self._items.append(item)
+        self._places.append(place)
+        return self._queue.append(place)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every item has its result."""
+        return self._queue.is_done
+
     @property
     def is_next_unknown(self) -> bool:
-        """Whether items are left of which none can run yet."""
-        return self._next is None and not self._queue.is_done
+        """Whether items are left, or may come, of which none can run yet."""
+        return self._next is None and not self.is_over
+
+    # What a subclass does otherwise.
+
+    is_result_indivisible = False  # whether, while the next item is unknown, all of a result is held, not its end only
+
+    def _fetch(self) -> None:
+        """Have the queue know of what may run next; called before each choice."""
+
+    def _before(self, index: int) -> None:
+        """An attempt of the item at this position is about to begin."""
+
+    def _finished(self, index: int) -> None:
+        """The item at this position has its result, of which the end may still be held."""
+
+    def _released(self) -> None:
+        """Everything that was held has gone out."""
+
+    def _wait_for_news(self, keys: list[str]) -> None:
+        """Wait until one of the pending `keys` is settled; of none, return at once."""
+        self._pool.wait_any(keys)
 
     def take_owed_error(self) -> pytest.TestReport | None:
         return self.owed_errors.pop(self._current, None)
@@ -152,28 +195,33 @@ class _Loop:
     def run(self) -> bool:
         self._gate.install()
         try:
+            self._fetch()
             self._next = self._queue.take(None)
             while True:
                 if self._next is None:
-                    if self._queue.is_done:
+                    if not self.is_over:
+                        self._next = self._wait_for_next()
+                    if self._next is None or self._is_told_to_stop():
                         return True
-                    self._next = self._wait_for_next()
-                    self._stop_if_told()
                 self._run_one(self._next)
-                self._stop_if_told()
+                if self._is_told_to_stop():
+                    return True
         finally:
             self._gate.remove()
             self._deferral._attempt = None
 
-    def _stop_if_told(self) -> None:
+    def _is_told_to_stop(self) -> bool:
+        """Whether the loop ends here and all is well; raises what pytest's own loop raises where it is not."""
         if self._session.shouldfail:
             raise self._session.Failed(self._session.shouldfail)
         if self._session.shouldstop:
             raise self._session.Interrupted(self._session.shouldstop)
+        return False
 
     def _run_one(self, index: int) -> None:
         item = self._items[index]
         self._current = index
+        self._before(index)
         attempt = Attempt.begin(item, self._generators.get(index))
         self._deferral._attempt = attempt
         self._gate.open_for(attempt)
@@ -191,14 +239,13 @@ class _Loop:
         self.settle(attempt)  # a protocol without a tear-down, of a plugin's own, has not settled it
         if attempt.is_deferred:
             self._put_off(index, attempt)
-        if self._session.shouldfail or self._session.shouldstop:
-            self._gate.release()
-            return
-        if self.is_next_unknown:
-            return  # what else is torn down depends on the next item: see _wait_for_next
-        if attempt.is_deferred and self._next is not None:
-            self._tear_down_between(index, self._items[self._next])
+        if not (self._session.shouldfail or self._session.shouldstop):
+            if self.is_next_unknown:
+                return  # what else is torn down depends on the next item: see _wait_for_next
+            if attempt.is_deferred and self._next is not None:
+                self._tear_down_between(index, self._items[self._next])
         self._gate.release()
+        self._released()
 
     def settle(self, attempt: Attempt) -> pytest.Item | None:
         """Decide whether the attempt counts and what runs next; returns the item to tear down towards.
@@ -219,10 +266,15 @@ class _Loop:
             for key in attempt.keys:
                 self._pool.add_waiter(key)
         else:
-            self._gate.release()
+            if not self.is_result_indivisible:
+                self._gate.release()
             self._queue.finish(index)
+            self._finished(index)
+        self._fetch()
         self._collect_ready()
         self._next = self._queue.take(index, self._scopes_in_use(index))
+        if not attempt.is_deferred and self.is_result_indivisible and not self.is_next_unknown:
+            self._gate.release()
         return self._teardown_target(attempt)
 
     def _scopes_in_use(self, index: int) -> list[int]:
@@ -237,12 +289,12 @@ class _Loop:
     def _teardown_target(self, attempt: Attempt) -> pytest.Item | None:
         session = self._session
         if attempt.is_deferred:
-            return _bookmark_beside(attempt.item)
+            return bookmark_beside(attempt.item)
         if session.shouldfail or session.shouldstop:
             return None
         if self._next is not None:
             return self._items[self._next]
-        return None if self._queue.is_done else _bookmark_beside(attempt.item)
+        return None if self.is_over else bookmark_beside(attempt.item)
 
     def _likely_next(self, index: int) -> pytest.Item | None:
         """What plugins are told; what is torn down is decided in `settle`."""
@@ -274,30 +326,42 @@ class _Loop:
             self._gate.replace_discarded_report(report)
 
     def _collect_ready(self) -> None:
+        if not self._queue.parked:
+            return
         settled = self._pool.settled
         if settled == self._settled_seen and not self._has_new_parked:
             return
         self._settled_seen, self._has_new_parked = settled, False
+        pending = self._pending_keys()
         for index in self._queue.parked:
-            if all(self._pool.poll(key)[0] is not KeyState.PENDING for key in self._waiting_for[index]):
+            if not self._waiting_for[index] & pending:
                 self._queue.unpark(index)
 
-    def _wait_for_next(self) -> int:
-        """Wait until an item can run, and tear down what it does not share with the one before."""
+    def _pending_keys(self) -> set[str]:
+        """The pending keys that items wait for."""
+        return self._pool.pending({key for index in self._queue.parked for key in self._waiting_for[index]})
+
+    def _wait_for_next(self) -> int | None:
+        """Wait until an item can run, and tear down what it does not share with the one before.
+
+        Returns None where no item comes any more.
+        """
         last = self._current
         while True:
+            self._fetch()
             self._collect_ready()
-            index = self._queue.take(last, self._scopes_in_use(last))
-            if index is not None:
+            index = self._queue.take(last if last >= 0 else None, self._scopes_in_use(last) if last >= 0 else ())
+            if index is not None or self.is_over:
                 break
-            keys = {key for i in self._queue.parked for key in self._waiting_for[i]}
             # A key may settle just now: then there may be nothing left to wait for, and the next round sees it.
-            self._pool.wait_any([key for key in keys if self._pool.poll(key)[0] is KeyState.PENDING])
-        self._tear_down_between(last, self._items[index])
+            self._wait_for_news(sorted(self._pending_keys()))
+        if last >= 0:
+            self._tear_down_between(last, self._items[index] if index is not None else None)
         self._gate.release()
+        self._released()
         return index
 
-    def _tear_down_between(self, last: int, nextitem: pytest.Item) -> None:
+    def _tear_down_between(self, last: int, nextitem: pytest.Item | None) -> None:
         item = self._items[last]
         call = pytest.CallInfo.from_call(
             lambda: internals.tear_down_to(self._session, nextitem),
@@ -318,7 +382,7 @@ class _Gate:
     a later step of its tear-down fails.
     """
 
-    def __init__(self, loop: _Loop, config: pytest.Config) -> None:
+    def __init__(self, loop: Loop, config: pytest.Config) -> None:
         self._loop = loop
         self._hook = config.hook
         self._attempt: Attempt | None = None
@@ -488,7 +552,7 @@ def place_of(item: pytest.Item) -> Place:
     return Place(tuple(scopes), item.getparent(pytest.Class))
 
 
-def _bookmark_beside(item: pytest.Item) -> pytest.Item:
+def bookmark_beside(item: pytest.Item) -> pytest.Item:
     assert item.parent is not None
     bookmark = Bookmark.from_parent(item.parent, name="(next)")
     bookmark.beside = item
@@ -526,5 +590,5 @@ def _why_not_abandon_gpu_work() -> str | None:
 def _is_capturing(cuda: Any) -> bool:
     try:
         return cuda is not None and cuda.is_initialized() and bool(cuda.is_current_stream_capturing())
-    except RuntimeError:  # the device has failed: `_Loop._blame_gpu_faults` says so when the attempt is over
+    except RuntimeError:  # the device has failed: `Loop._blame_gpu_faults` says so when the attempt is over
         return False

@@ -1,6 +1,7 @@
-"""Which item runs next: a pure structure over positions in the collected order.
+"""Which item runs next: a pure structure over positions in the order in which items come.
 
-Items run in their order. One that was put off is `parked` until its keys are settled, then `ready`. A ready item runs
+That is the collected order, all at once, or under xdist the order in which the controller sends them. Items run in
+their order. One that was put off is `parked` until its keys are settled, then `ready`. A ready item runs
 as soon as that costs no more fixture tear-downs than going on would; otherwise once the items of the order are
 through. Within a class the order is kept: while one item of it is put off, the later ones are held.
 """
@@ -37,10 +38,10 @@ def shared_scopes(a: Place, b: Place) -> int:
 
 
 class ItemQueue:
-    """The items of a run by their position in the collected order; each must be finished once."""
+    """The items of a run by their position; each must be finished once, or withdrawn."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
-        self._places = places
+    def __init__(self, places: Sequence[Place] = ()) -> None:
+        self._places = list(places)
         self._next_fresh = 0
         self._ready: list[int] = []  # put off and ready again, or held and free again, in order
         self._parked: set[int] = set()
@@ -49,9 +50,24 @@ class ItemQueue:
         self._delayed: Counter[tuple[Hashable, ...]] = Counter()  # by scope: items that are parked, ready or held
         self._finished = 0
 
+    def append(self, place: Place) -> int:
+        """Add an item at the end; returns its position."""
+        self._places.append(place)
+        return len(self._places) - 1
+
+    @property
+    def has_candidate(self) -> bool:
+        """Whether an item is left that is not parked, held behind one, or running."""
+        return bool(self._ready) or self._peek_fresh() is not None
+
+    @property
+    def remaining(self) -> int:
+        """How many items have no result yet, one that runs included."""
+        return len(self._places) - self._finished
+
     @property
     def is_done(self) -> bool:
-        return self._finished == len(self._places)
+        return self.remaining == 0
 
     @property
     def parked(self) -> frozenset[int]:
@@ -100,6 +116,25 @@ class ItemQueue:
         for held in self._held.pop(group, ()) if group is not None else ():
             bisect.insort(self._ready, held)
             self._wait_in_group(held)
+
+    def withdraw(self, index: int) -> bool:
+        """Take back an item that has not been taken, or was put off; False where it runs or is finished."""
+        group = self._places[index].ordered_group
+        if index in self._parked:
+            self._parked.discard(index)
+        elif index in self._ready:
+            self._ready.remove(index)
+        elif index in self._held.get(group, ()):
+            self._held[group].remove(index)
+            self._count_delayed(index, -1)
+            self._finished += 1
+            return True
+        else:
+            return False
+        self._count_delayed(index, -1)
+        self._waiting.get(group, set()).discard(index)
+        self.finish(index)
+        return True
 
     def _scopes_to_keep(self, last: int | None, in_use: Sequence[int]) -> int:
         """How many of the scopes of `last` the next item must share."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from pytest_quack.compile.job import FailureKind, PoolStats
 from pytest_quack.settings import Settings
@@ -12,13 +13,13 @@ _SLOWEST = 3
 _TOLD_BY_THE_TEST = {FailureKind.RAISED, FailureKind.REFUSED, FailureKind.POOL}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunCounts:
-    """Everything that the summary is made of.
+    """Everything that the summary is made of, of one test process or of several.
 
     Attributes:
         hits: keys loaded from the cache.
-        compiled_here: keys compiled in the test process.
+        compiled_here: keys compiled in a test process.
         uncached: calls that could not be cached.
         corrupt: damaged cache entries that were set aside.
         deferrals: how often each test was put off, by node id.
@@ -27,14 +28,37 @@ class RunCounts:
         pool: the pool's counts; None where there was no pool.
     """
 
-    hits: int = 0
-    compiled_here: int = 0
+    hits: set[str] = field(default_factory=set)
+    compiled_here: set[str] = field(default_factory=set)
     uncached: int = 0
     corrupt: int = 0
     deferrals: dict[str, int] = field(default_factory=dict)
     waits: dict[str, int] = field(default_factory=dict)
     notices: dict[str, int] = field(default_factory=dict)
     pool: PoolStats | None = None
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return all but the pool's counts as values that any channel can carry."""
+        return {
+            "hits": sorted(self.hits),
+            "compiled_here": sorted(self.compiled_here),
+            "uncached": self.uncached,
+            "corrupt": self.corrupt,
+            "deferrals": dict(self.deferrals),
+            "waits": dict(self.waits),
+            "notices": dict(self.notices),
+        }
+
+    def add_plain(self, plain: dict[str, Any]) -> None:
+        """Add what another test process has counted, as `to_plain` gives it."""
+        self.hits.update(plain.get("hits", ()))
+        self.compiled_here.update(plain.get("compiled_here", ()))
+        self.uncached += plain.get("uncached", 0)
+        self.corrupt += plain.get("corrupt", 0)
+        for name in ("deferrals", "waits", "notices"):
+            ours: dict[str, int] = getattr(self, name)
+            for text, number in plain.get(name, {}).items():
+                ours[text] = ours.get(text, 0) + number
 
 
 def header(settings: Settings, jobs: int, why_wait: str | None, cache: str) -> str:
@@ -48,13 +72,13 @@ def lines(counts: RunCounts) -> list[str]:
     """The summary, most important first; empty where there is nothing to say."""
     pool = counts.pool
     text = []
-    parts = [f"{counts.hits} hit"]
+    parts = [f"{len(counts.hits)} hit"]
     if pool is not None:
         parts += [f"{pool.submitted} submitted", f"{pool.done} done", f"{pool.failed} failed"]
         if pool.pending:
             parts.append(f"{pool.pending} not finished")
     if counts.compiled_here:
-        parts.append(f"{counts.compiled_here} compiled in the test process")
+        parts.append(f"{len(counts.compiled_here)} compiled in the test process")
     text.append("kernels: " + ", ".join(parts))
     if counts.deferrals:
         total, tests = sum(counts.deferrals.values()), len(counts.deferrals)

@@ -27,12 +27,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import IO, Any, Final
 
 from pytest_quack.compile import forkserver
-from pytest_quack.compile.job import CompileResult, Job
+from pytest_quack.compile.job import CompileResult, Imports, Job
 
 START_TIMEOUT_S: Final = 180.0
 _STATUS_WAIT_S: Final = 5.0
@@ -100,15 +100,15 @@ class Needs:
     """What compile processes need.
 
     Attributes:
-        environ: their whole environment, apart from `pinned`.
-        pinned: variables that they have of their own; known only when the asking process has imported the compiler.
-        backends, modules: what the server imports before it forks them.
+        environ: their whole environment, apart from what is pinned.
+        imports: what the server imports before it forks them.
     """
 
     environ: Mapping[str, str]
-    pinned: Mapping[str, str]
-    backends: tuple[str, ...]
-    modules: tuple[str, ...]
+    imports: Imports
+
+
+_NO_IMPORTS: Final = Imports((), {}, (), ())
 
 
 @dataclass(slots=True)
@@ -142,7 +142,7 @@ class LocalExecutor:
         self._server: subprocess.Popen[bytes] | None = None
         self._server_stderr: IO[bytes] | None = None
         self._control: socket.socket | None = None
-        self._told = Needs({}, {}, (), ())  # what the server has been told so far
+        self._told = Needs({}, _NO_IMPORTS)  # what the server has been told so far
         self._ready_deadline: float | None = None
         self._preloads_under_way = 0
         self._workers: dict[int, _Worker] = {}
@@ -173,20 +173,21 @@ class LocalExecutor:
             self._drop_server()
         if self._server is None:
             self._launch_server(needs)
-        modules = tuple(name for name in needs.modules if name not in self._told.modules)
-        if self._told.backends and not modules and needs.pinned == self._told.pinned:
+        imports, told = needs.imports, self._told.imports
+        modules = tuple(name for name in imports.modules if name not in told.modules)
+        if told.backends and not modules and imports.pinned == told.pinned:
             return
         message = {
             "op": "preload",
-            "sys_path": list(sys.path),
-            "pinned": dict(needs.pinned),
-            "backends": list(needs.backends),
+            "sys_path": list(imports.sys_path),
+            "pinned": dict(imports.pinned),
+            "backends": list(imports.backends),
             "modules": list(modules),
         }
         assert self._control is not None
         with contextlib.suppress(OSError):  # a server that is gone already is found out by the next poll
             forkserver.send(self._control, message)
-        self._told = Needs(self._told.environ, needs.pinned, needs.backends, (*self._told.modules, *modules))
+        self._told = replace(self._told, imports=replace(imports, modules=(*told.modules, *modules)))
         self._preloads_under_way += 1
         self._ready_deadline = time.monotonic() + START_TIMEOUT_S
 
@@ -196,8 +197,8 @@ class LocalExecutor:
             self._server_stderr = tempfile.TemporaryFile(prefix="quack-forkserver-")  # noqa: SIM115 - closed in _drop
             command = [sys.executable, *_interpreter_flags(), "-c", _BOOTSTRAP, str(theirs.fileno())]
             self._server = subprocess.Popen(
-                [*command, json.dumps(sys.path)],
-                env={**needs.environ, **needs.pinned},
+                [*command, json.dumps(needs.imports.sys_path)],
+                env={**needs.environ, **needs.imports.pinned},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._server_stderr,
@@ -209,7 +210,7 @@ class LocalExecutor:
         finally:
             theirs.close()
         self._control = ours
-        self._told = Needs(needs.environ, needs.pinned, (), ())
+        self._told = Needs(needs.environ, _NO_IMPORTS)
         with contextlib.suppress(OSError):
             forkserver.send(ours, {"op": "start", "parent_pid": os.getpid()})
 

@@ -1,0 +1,144 @@
+"""The run loop of an xdist worker.
+
+Tests come from the controller one by one, and can be asked back. To the controller a test that was put off is one that
+this worker has not completed: it is told of the completion after the last report, and not before, so that a test on a
+worker that dies is given to another.
+
+The loop takes a test from xdist's own queue only when it is to be the next; what is still there can be stolen at once.
+Beyond that it gives back tests that were put off, between two others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from pytest_quack.deferral.local import Deferral, Loop, bookmark_beside
+from pytest_quack.deferral.running import RunningMark
+from pytest_quack.deferral.xdist_internals import WorkerChannel, stolen_indices
+
+
+class WorkerLoop(Loop):
+    """One run of the loop in a worker."""
+
+    # If this worker died between two reports of a test, another one would report the test once more.
+    is_result_indivisible = True
+
+    def __init__(self, deferral: Deferral, session: pytest.Session, channel: WorkerChannel, mark: str | None) -> None:
+        """Take where tests come from, and the file that says which one is running."""
+        super().__init__(deferral, session, deferral.pool, deferral.notices, ())
+        self._channel: Final = channel
+        self._news: Final = threading.Event()
+        self._is_closed = False
+        self._indices: list[int] = []  # of the items, by position, in the session
+        self._untold: list[tuple[int, float]] = []  # finished, not complete to the controller: position, seconds
+        self._steals: deque[tuple[list[int], bool]] = deque()  # asked back, and whether it was put off once
+        self._began_s = 0.0
+        self._mark: RunningMark | None = None
+        if mark is not None:
+            with contextlib.suppress(OSError):
+                self._mark = RunningMark(Path(mark))
+
+    def run(self) -> bool:
+        """Run what the controller sends until it sends no more, or the run is to stop."""
+        self._channel.listen(self._on_command)
+        return super().run()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every item has its result and none comes any more."""
+        return self._is_closed and super().is_over
+
+    def _is_told_to_stop(self) -> bool:
+        """The controller learns why this worker stops when it has finished."""
+        return bool(self._session.shouldfail or self._session.shouldstop)
+
+    def _on_command(self, command: Any) -> None:
+        """In xdist's thread."""
+        wanted = stolen_indices(command)
+        given = [] if wanted is None else self._channel.give_back(wanted)
+        if wanted is None:
+            self._channel.handle(command)
+        elif given:
+            self._channel.tell_unscheduled(given)
+        else:
+            self._steals.append((wanted, False))  # they may have been put off: the loop looks
+        self._news.set()
+        self._pool.nudge()
+
+    def _fetch(self) -> None:
+        self._answer_steals()
+        while not self._is_closed and not self._queue.has_candidate:
+            index = self._channel.take()
+            if index is None:
+                return
+            if index is self._channel.end:
+                self._is_closed = True
+            else:
+                self.add(self._session.items[index])
+                self._indices.append(index)
+
+    def _before(self, index: int) -> None:
+        """As xdist does, know of another test before this one begins, or that there is none."""
+        self._fetch()
+        while self._queue.remaining == 1 and not self._is_closed:
+            self._wait_for_controller()
+            self._fetch()
+        session_index = self._indices[index]
+        self._channel.begin(session_index, f"[pytest-xdist running] {self._items[index].nodeid}")
+        if self._mark is not None:
+            self._mark.set(session_index)
+        self._began_s = time.perf_counter()
+
+    def _likely_next(self, index: int) -> pytest.Item | None:
+        likely = super()._likely_next(index)
+        return likely if likely is not None or self._is_closed else bookmark_beside(self._items[index])
+
+    def _finished(self, index: int) -> None:
+        self._untold.append((self._indices[index], self._began_s))
+
+    def _run_one(self, index: int) -> None:
+        super()._run_one(index)
+        if self._mark is not None:
+            self._mark.set(None)
+
+    def _released(self) -> None:
+        now = time.perf_counter()
+        for session_index, began_s in self._untold:
+            self._channel.tell_complete(session_index, now - began_s)
+        self._untold.clear()
+
+    def _wait_for_news(self, keys: list[str]) -> None:
+        if keys:
+            self._pool.wait_any(keys, until=self._news.is_set)
+            self._news.clear()
+        elif not self._queue.parked:
+            self._wait_for_controller()
+
+    def _wait_for_controller(self) -> None:
+        """Wait for a command, with every question of the controller answered: it may wait for that itself."""
+        self._answer_steals()
+        self._answer_steals()
+        self._news.wait()
+        self._news.clear()
+
+    def _answer_steals(self) -> None:
+        """Give back what was put off. Where there is nothing, answer at the next call: when something has happened.
+
+        The scheduler asks again at once for what it does not get.
+        """
+        for _ in range(len(self._steals)):
+            wanted, was_put_off = self._steals.popleft()
+            given = self._channel.give_back(wanted)
+            positions = {session_index: position for position, session_index in enumerate(self._indices)}
+            given += [i for i in wanted if i in positions and i not in given and self._queue.withdraw(positions[i])]
+            if given or was_put_off:
+                self._channel.tell_unscheduled(given)
+            else:
+                self._steals.append((wanted, True))

@@ -1,0 +1,271 @@
+"""Deferral under xdist: one pool, every scheduler, nothing lost when a worker dies."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from support.inner import InnerProject, InnerResult
+
+pytest.importorskip("xdist", reason="needs pytest-xdist")
+pytestmark = [pytest.mark.light, pytest.mark.slow]
+
+SCHEDULERS = ("load", "worksteal", "loadscope", "loadfile", "loadgroup", "each")
+WARM = ("load", "loadscope")
+# Two files of two classes each, so that schedulers by scope have something to give out; keys shared by both files.
+SUITE = """
+    import pytest
+    from support import light
+
+    @pytest.fixture(scope="module")
+    def wide():
+        light.log("wide up {name}")
+        yield
+        light.log("wide down {name}")
+
+    class TestOne:
+        @pytest.mark.parametrize("number", range(6))
+        def test_kernel(self, number, wide):
+            assert light.build(f"k{{number}}", seconds=0.2)() == 1.0
+
+    class TestTwo:
+        @pytest.mark.xdist_group("group-{name}")
+        @pytest.mark.parametrize("number", range(6))
+        def test_kernel(self, number):
+            assert light.build(f"k{{number}}", seconds=0.2)() == 1.0
+
+        def test_no_kernel(self):
+            light.log("plain {name}")
+"""
+
+
+def write_suite(inner: InnerProject) -> int:
+    for name in ("a", "b"):
+        inner.write(f"test_{name}.py", SUITE.format(name=name))
+    return 26
+
+
+def outcomes(result: InnerResult) -> Counter[str]:
+    """How many tests have which outcomes, of which each should have one."""
+    return Counter("+".join(kinds) for kinds in result.outcomes.values())
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_each_key_is_compiled_once_and_each_test_has_one_outcome(inner: InnerProject, scheduler: str) -> None:
+    number = write_suite(inner)
+    result = inner.run("-n", "2", "--dist", scheduler)
+    times = 2 if scheduler == "each" else 1
+    assert result.counts == {"passed": number * times}, result.show()
+    assert outcomes(result) == {"+".join(["passed"] * times): number}, result.show()
+    assert result.summary("submitted") == result.summary("done") == 6
+    compiles = {event: n for event, n in result.events.items() if event.startswith("compile")}
+    assert compiles == {f"compile k{n}": 1 for n in range(6)}, result.show()
+    assert "deferred: " in result.stdout
+    assert "compiled in the test process" not in result.stdout
+    ups = {name: n for name, n in result.events.items() if name.startswith("wide up")}
+    assert all(result.events[name.replace("up", "down")] == n for name, n in ups.items()), result.show()
+    if scheduler not in WARM:
+        return
+    warm = inner.run("-n", "2", "--dist", scheduler)
+    assert warm.counts == {"passed": number * times}, warm.show()
+    assert (warm.summary("submitted"), warm.summary("hit")) == (0, 6)
+    assert "deferred" not in warm.stdout
+
+
+@pytest.mark.parametrize("arguments", [("-n", "1"), ("-n", "2", "--dist", "no"), ("-n", "4", "--maxprocesses=2")])
+def test_other_ways_to_name_workers(inner: InnerProject, arguments: tuple[str, ...]) -> None:
+    number = write_suite(inner)
+    result = inner.run(*arguments)
+    assert result.counts == {"passed": number}, result.show()
+    assert result.summary("submitted") == 6
+    assert "deferred: " in result.stdout
+
+
+def test_one_server_imports_for_all_workers(inner: InnerProject) -> None:
+    inner.write(
+        "kernels.py",
+        """
+        import os
+        from support import light
+        light.log(f"import of kernels by {'the pool' if os.environ.get('CUDA_VISIBLE_DEVICES') == '' else 'a worker'}")
+        from pytest_quack import jit_cache
+
+        @jit_cache(backend=light.NAME)
+        def build(number):
+            light.log(f"compile {number}")
+            return light.LightKernel("k", float(number))
+        """,
+    )
+    inner.write(
+        "test_it.py",
+        """
+        import pytest
+        import kernels
+
+        @pytest.mark.parametrize("number", range(40))
+        def test_kernel(number):
+            assert kernels.build(number)() == number
+        """,
+    )
+    result = inner.run("-n", "3", jobs="4")
+    assert result.counts == {"passed": 40}, result.show()
+    assert result.events["import of kernels by the pool"] == 1, result.show()
+    assert result.events["import of kernels by a worker"] == 3
+    assert len({line.split()[0] for line in result.log if "compile" in line}) <= 4
+
+
+KILLER = """
+    import os, signal, time
+    import pytest
+    from support import light
+
+    @pytest.mark.parametrize("number", range(8))
+    def test_kernel(number):
+        assert light.build(f"k{number}", seconds=0.6)() == 1.0
+
+    def test_that_kills_its_worker():
+        if not os.path.exists(os.environ["SIDE_LOG"] + ".killed"):
+            open(os.environ["SIDE_LOG"] + ".killed", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    @pytest.mark.parametrize("number", range(4))
+    def test_after(number):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "workers"), [*((name, "2") for name in SCHEDULERS), ("load", "1"), ("loadgroup", "1")]
+)
+def test_crash_is_blamed_on_the_test_that_ran_and_nothing_is_lost(
+    inner: InnerProject, scheduler: str, workers: str
+) -> None:
+    inner.write("test_it.py", KILLER)
+    result = inner.run("-n", workers, "--dist", scheduler)
+    assert result.status == 1, result.show()
+    failed = [line for line in result.stdout.splitlines() if line.startswith("FAILED")]
+    assert len(failed) == 1, result.show()
+    assert "test_that_kills_its_worker" in failed[0]
+    expected = 12 if scheduler != "each" or workers == "1" else 25
+    assert result.counts == {"failed": 1, "passed": expected}, result.show()
+
+
+@pytest.mark.parametrize("scheduler", ["load", "worksteal", "loadscope", "each"])
+def test_worker_killed_between_tests_is_nobodys_fault(inner: InnerProject, scheduler: str) -> None:
+    inner.write(
+        "conftest.py",
+        """
+        import os, signal, threading, time
+
+        def pytest_collection_finish(session):
+            if os.environ.get("PYTEST_XDIST_WORKER") == "gw0":
+                def kill():
+                    time.sleep(1.5)  # by then all its tests are put off
+                    os.kill(os.getpid(), signal.SIGKILL)
+                threading.Thread(target=kill, daemon=True).start()
+        """,
+    )
+    inner.write(
+        "test_it.py",
+        """
+        import pytest
+        from support import light
+
+        @pytest.mark.parametrize("number", range(8))
+        def test_kernel(number):
+            assert light.build(f"k{number}", seconds=4.0)() == 1.0
+        """,
+    )
+    result = inner.run("-n", "1", "--dist", scheduler, jobs="8")
+    assert result.counts == {"passed": 8}, result.show()
+    assert result.status == 0
+    assert outcomes(result) == {"passed": 8}
+    assert "replacing crashed worker gw0" in result.stdout
+
+
+def test_test_that_nobody_is_left_to_run_is_reported_as_failed(inner: InnerProject) -> None:
+    # The first three tests are sent together: two are put off, the third kills the worker.
+    suite = KILLER.replace("range(8)", "range(2)").replace("seconds=0.6", "seconds=5.0").replace("range(4)", "range(9)")
+    inner.write("test_it.py", suite)
+    result = inner.run("-n", "1", "--max-worker-restart=0", "-rf")
+    assert result.status == 1, result.show()
+    assert result.counts == {"failed": 12}, result.show()
+    lost = [line for line in result.stdout.splitlines() if line.endswith("allowed no replacement.")]
+    assert len(lost) == 11, result.show()
+    assert outcomes(result) == {"failure": 11, "error": 1}  # xdist reports a crash as an error
+
+
+@pytest.mark.parametrize("option", ["-x", "--maxfail=2"])
+def test_tests_left_out_by_a_limit_are_excused(inner: InnerProject, option: str) -> None:
+    inner.write(
+        "test_it.py",
+        """
+        import pytest
+        from support import light
+
+        @pytest.mark.parametrize("number", range(30))
+        def test_kernel(number):
+            assert light.build(f"k{number % 5}", seconds=0.3)() == 2.0
+        """,
+    )
+    result = inner.run("-n", "2", option)
+    assert result.status == 2, result.show()
+    assert "no worker was left" not in result.stdout
+    assert 1 <= result.counts["failed"] < 30
+
+
+def test_group_stays_on_its_worker(inner: InnerProject) -> None:
+    inner.write(
+        "test_it.py",
+        """
+        import os
+        import pytest
+        from support import light
+
+        GROUPS = [pytest.param(group, marks=pytest.mark.xdist_group(f"group{group}")) for group in range(4)]
+
+        @pytest.mark.parametrize("number", range(5))
+        @pytest.mark.parametrize("group", GROUPS)
+        def test_kernel(group, number):
+            assert light.build(f"k{number}", seconds=0.2)() == 1.0
+            light.log(f"group {group} on {os.environ['PYTEST_XDIST_WORKER']}")
+        """,
+    )
+    result = inner.run("-n", "2", "--dist", "loadgroup", "-v")
+    assert result.counts == {"passed": 20}, result.show()
+    if "@group" not in result.stdout:
+        pytest.skip(reason="with this pytest, this xdist does not keep groups together")
+    places = {event for event in result.events if event.startswith("group")}
+    assert len(places) == 4, result.show()
+    assert "deferred: " in result.stdout
+
+
+def test_put_off_tests_can_be_stolen(inner: InnerProject) -> None:
+    inner.write(
+        "test_it.py",
+        """
+        import os, time
+        import pytest
+        from support import light
+
+        @pytest.mark.parametrize("number", range(40))
+        def test_kernel(number):
+            if os.environ["PYTEST_XDIST_WORKER"] == "gw0":
+                time.sleep(0.05)
+            assert light.build(f"k{number}", seconds=0.1)() == 1.0
+        """,
+    )
+    result = inner.run("-n", "3", "--dist", "worksteal", jobs="4")
+    assert result.counts == {"passed": 40}, result.show()
+    assert outcomes(result) == {"passed": 40}
+    assert result.summary("submitted") == 40
+
+
+def test_wait_mode_shares_the_pool_too(inner: InnerProject) -> None:
+    number = write_suite(inner)
+    result = inner.run("-n", "2", "--async-compile-mode=wait")
+    assert result.counts == {"passed": number}, result.show()
+    assert result.summary("submitted") == 6
+    assert "deferred" not in result.stdout
+    assert "waited in place: " in result.stdout
