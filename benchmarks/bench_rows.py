@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 OPS = ("softmax", "rmsnorm")
+LONGEST = 2**18  # the longest row that a GPU kernel of ours takes
 COLUMNS = tuple(2**power for power in range(8, 19))
 OURS = "quack_kernels"
 COPY = "copy"
@@ -46,8 +47,13 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="write the Markdown table here")
     parser.add_argument("--plot", type=Path, help="draw the result here; needs matplotlib")
     args = parser.parse_args()
+    if not all(1 <= n <= LONGEST for n in args.n):
+        parser.error(f"--n takes numbers from 1 to {LONGEST}, not {args.n}")
     if args.source is not None:
-        result = json.loads(args.source.read_text())
+        try:
+            result = json.loads(args.source.read_text())
+        except (OSError, ValueError) as error:
+            parser.error(f"--from {args.source} is no result of an earlier run: {error}")
     else:
         result = report(measure(args), args.json, is_shown=False)
     text = table(result)
@@ -109,13 +115,20 @@ def sides_of(op: str, x: Any, weight: Any) -> dict[str, Callable[[], Any]]:
 
 
 def in_turn(sides: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Return the median time of each side in milliseconds."""
+    """Return the median time of each side in milliseconds; a side that cannot do it is left out, with a line."""
     from triton.testing import do_bench
 
-    times: dict[str, list[float]] = {name: [] for name in sides}
+    times: dict[str, list[float]] = {}
+    for name, call in sides.items():
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - a side of somebody else may refuse a shape in any way
+            print(f"{name} cannot do it: {type(error).__name__}: {error}")
+        else:
+            times[name] = []
     for _ in range(rounds):
-        for name, call in sides.items():
-            times[name] += do_bench(call, warmup=2, rep=6, return_mode="all")
+        for name in times:
+            times[name] += do_bench(sides[name], warmup=2, rep=6, return_mode="all")
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -124,7 +137,7 @@ def table(result: dict[str, Any]) -> str:
     parts = []
     for op in dict.fromkeys(row["op"] for row in result["rows"]):
         rows = [row for row in result["rows"] if row["op"] == op]
-        names = list(rows[0]["gbps"])
+        names = list(dict.fromkeys(name for row in rows for name in row["gbps"]))
         lines = [
             f"{op}, {result['dtype']}, {result.get('gpu')}, GB/s (fraction of copy)\n",
             "| N | " + " | ".join(names) + " |",
@@ -132,13 +145,10 @@ def table(result: dict[str, Any]) -> str:
         ]
         for row in rows:
             gbps = row["gbps"]
-            cells = [
-                f"{gbps[COPY]:,.0f}",
-                *(f"{gbps[name]:,.0f} ({gbps[name] / gbps[COPY]:.2f})" for name in names[1:]),
-            ]
-            lines.append(f"| {row['n']:,} | " + " | ".join(cells) + " |")
+            cells = [f"{gbps[n]:,.0f} ({gbps[n] / gbps[COPY]:.2f})" if n in gbps else "-" for n in names[1:]]
+            lines.append(f"| {row['n']:,} | {gbps[COPY]:,.0f} | " + " | ".join(cells) + " |")
         ratios = {
-            name: statistics.geometric_mean([row["gbps"][OURS] / row["gbps"][name] for row in rows])
+            name: statistics.geometric_mean([r["gbps"][OURS] / r["gbps"][name] for r in rows if name in r["gbps"]])
             for name in names[2:]
         }
         lines.append("\nGeometric mean of our speed over theirs: ")
@@ -155,10 +165,10 @@ def plot(result: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(6 * len(ops), 4), layout="constrained")
     for axes, op in zip(figure.subplots(1, len(ops), squeeze=False)[0], ops, strict=True):
         rows = [row for row in result["rows"] if row["op"] == op]
-        for name in rows[0]["gbps"]:
-            if name != COPY:
-                fractions = [row["gbps"][name] / row["gbps"][COPY] for row in rows]
-                axes.plot([row["n"] for row in rows], fractions, marker="o", label=name)
+        for name in dict.fromkeys(name for row in rows for name in row["gbps"] if name != COPY):
+            able = [row for row in rows if name in row["gbps"]]
+            fractions = [row["gbps"][name] / row["gbps"][COPY] for row in able]
+            axes.plot([row["n"] for row in able], fractions, marker="o", label=name)
         axes.set_xscale("log", base=2)
         axes.set_ylim(0, 1.1)
         axes.axhline(1.0, color="gray", linewidth=0.8)

@@ -85,7 +85,8 @@ def row_launch(n: int, itemsize: int, *, vectors: int, cta_bytes: int, threads: 
     """Return the launch for rows of `n` columns of `itemsize` bytes.
 
     Args:
-        vectors: the most vectors that a thread should keep; more only where a row is too long for a cluster.
+        vectors: the most vectors that a thread should keep; one more where vectors may begin before the row, and more
+            where a row is too long for a cluster.
         cta_bytes: the most bytes of a row that one CTA should keep, before a cluster shares it.
         threads: the fewest threads of a CTA.
 
@@ -94,10 +95,11 @@ def row_launch(n: int, itemsize: int, *, vectors: int, cta_bytes: int, threads: 
     if not 1 <= n <= MAX_COLUMNS:
         raise ArgumentError("n", f"is {n}", f"GPU kernels are compiled for 1 to {MAX_COLUMNS} columns")
     vector = VECTOR_BYTES // itemsize
-    total = _divide_up(n + (0 if n % vector == 0 else vector - 1), vector)
+    shift = 0 if n % vector == 0 else vector - 1
     cluster = min(MAX_CLUSTER, power_of_two_from(_divide_up(n * itemsize, cta_bytes)))
-    of_cta = _divide_up(total, cluster)
-    threads_per_row = min(MAX_THREADS, _threads_per_row(of_cta, vectors))
+    of_cta = _divide_up(_divide_up(n + shift, vector), cluster)
+    # The vector that a shift may add is one more for each thread, rather than twice the threads.
+    threads_per_row = min(MAX_THREADS, _threads_per_row(_divide_up(_divide_up(n, vector), cluster), vectors))
     return RowLaunch(
         n=n,
         vector=vector,

@@ -1,6 +1,7 @@
 """Which arguments the ops accept. Every function returns nothing or raises ArgumentError."""
 
 import math
+import numbers
 from functools import cache
 from typing import Any, Final
 
@@ -29,6 +30,9 @@ def check_tensor(argument: str, tensor: Any) -> None:
         raise ArgumentError(argument, f"is a {type(tensor).__name__}", "a torch.Tensor is accepted")
     if tensor.layout is not torch.strided:
         raise ArgumentError(argument, f"has layout {tensor.layout}", "only torch.strided is accepted")
+    if tensor.is_nested or tensor.is_quantized:
+        kind = "nested" if tensor.is_nested else "quantized"
+        raise ArgumentError(argument, f"is {kind}", "only a plain tensor is accepted")
 
 
 def check_device(argument: str, device: torch.device) -> None:
@@ -66,6 +70,8 @@ def check_forward_only(argument: str, tensor: torch.Tensor) -> None:
             "requires a gradient",
             "this op has no backward; call it under torch.no_grad() or pass a detached tensor",
         )
+    if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
+        raise ArgumentError(argument, "carries a tangent", "this op has no forward-mode derivative; pass the primal")
 
 
 def check_rows(x: torch.Tensor, device_type: str) -> None:
@@ -94,10 +100,10 @@ def check_weight(weight: torch.Tensor, x: torch.Tensor) -> None:
         )
 
 
-def check_eps(eps: float) -> None:
+def check_eps(eps: Any) -> None:
     """Require a finite number that keeps the root real."""
-    if not (math.isfinite(eps) and eps >= 0):
-        raise ArgumentError("eps", f"is {eps}", "a finite number that is not negative is accepted")
+    if not (isinstance(eps, numbers.Real) and math.isfinite(eps) and eps >= 0):
+        raise ArgumentError("eps", f"is {eps!r}", "a finite number that is not negative is accepted")
 
 
 def _dtypes_on(device_type: str) -> tuple[torch.dtype, ...]:

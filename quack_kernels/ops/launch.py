@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-_REACHED: Final[ContextVar[dict[int, Any] | None]] = ContextVar("_REACHED", default=None)
+# What each `compile_only` that is under way has reached, the innermost last; for all threads, since tests start some.
+_reached: Final[list[dict[int, Any]]] = []
 
 
 @contextmanager
@@ -20,24 +20,23 @@ def compile_only() -> Iterator[dict[int, Any]]:
     for each kernel reached so far.
     """
     reached: dict[int, Any] = {}
-    token = _REACHED.set(reached)
+    _reached.append(reached)
     try:
         yield reached
     finally:
-        _REACHED.reset(token)
+        _reached.pop()
 
 
 def device_type(x: torch.Tensor) -> str:
     """Return the type of the device that x is on, or that it stands for."""
-    return "cuda" if _REACHED.get() is not None and isinstance(x, FakeTensor) else x.device.type
+    return "cuda" if _reached and isinstance(x, FakeTensor) else x.device.type
 
 
 def reach(x: torch.Tensor, kernel: Callable[..., Any], *args: Any) -> None:
     """Compile `kernel(x, *args)` for a fake tensor x with elements if only that is asked for; else do nothing."""
-    reached = _REACHED.get()
-    if reached is not None and x.numel() > 0:
+    if _reached and isinstance(x, FakeTensor) and x.numel() > 0:
         compiled = kernel(x, *args)
-        reached[id(compiled)] = compiled
+        _reached[-1][id(compiled)] = compiled
 
 
 def launch(device: torch.device, kernel: Any, *args: Any) -> None:

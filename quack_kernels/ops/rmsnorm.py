@@ -38,6 +38,7 @@ def rmsnorm(x: torch.Tensor, weight: torch.Tensor | None = None, *, eps: float =
     check_operand("x", x)
     if weight is not None:
         check_operand("weight", weight)
+    check_eps(eps)
     y: torch.Tensor = _rmsnorm_op(x, weight, float(eps))
     return y
 

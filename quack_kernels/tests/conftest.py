@@ -2,7 +2,8 @@
 
 There, a test marked `gpu` runs on tensors without data. Each op compiles and loads the kernel that it would launch, and
 launches nothing; the test is reported as skipped with the number of its kernels, or as failed where one does not
-compile. What a test asserts of numbers cannot be asked and ends it.
+compile. What a test asserts of numbers cannot be asked and ends it. Only the body of a test function runs so, not its
+fixtures and no TestCase.
 """
 
 import json
@@ -22,7 +23,7 @@ from quack_kernels.ops.launch import compile_only
 HAS_GPU: Final = torch.cuda.is_available()
 if not HAS_GPU:
     # The compiler reads it once, when it is imported.
-    os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
+    os.environ["CUTE_DSL_ARCH"] = os.environ.get("CUTE_DSL_ARCH") or "sm_90a"
 
 _IS_ANNOUNCED: Final = pytest.StashKey[bool]()
 

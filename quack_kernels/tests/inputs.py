@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
@@ -29,7 +30,11 @@ WEIGHTED_PLACES: Final = pytest.mark.parametrize(
 
 def on(device: str, x: torch.Tensor) -> torch.Tensor:
     """Return x on `device`; itself where that is a GPU which this machine lacks: it has no data then (conftest.py)."""
-    return x.to(device) if device == "cpu" or torch.cuda.is_available() else x
+    if device == "cpu" or torch.cuda.is_available():
+        return x.to(device)
+    if not isinstance(x, FakeTensor):
+        raise RuntimeError("there is no GPU, and only the body of a test function marked gpu can do without")
+    return x
 
 
 def random_rows(

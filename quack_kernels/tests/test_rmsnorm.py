@@ -119,6 +119,14 @@ def test_eps_is_a_run_time_number(eps: float, device: str) -> None:
     assert_matches(random_rows(4, 17, device=device, scale=1e-2), None, eps)
 
 
+@PLACES
+@pytest.mark.parametrize("value", [1e-39, 1e-30, 1e30])
+def test_without_eps_rows_of_any_magnitude_become_ones(value: float, device: str, dtype: torch.dtype) -> None:
+    if dtype is F16:
+        value = 6e-8 if value < 1 else 6e4
+    assert_matches(on(device, torch.full((2, 1000), value, dtype=dtype)), None, 0.0)
+
+
 @DEVICES
 def test_default_eps_is_a_millionth(device: str) -> None:
     x = random_rows(4, 17, device=device, scale=1e-3)
@@ -200,6 +208,9 @@ REFUSED: Final[dict[str, tuple[tuple[Any, ...], dict[str, Any], str]]] = {
     "eps_negative": ((X,), {"eps": -1e-6}, "eps is -1e-06"),
     "eps_nan": ((X,), {"eps": NAN}, "eps is nan"),
     "eps_inf": ((X,), {"eps": INF}, "eps is inf"),
+    "eps_text": ((X,), {"eps": "small"}, "eps is 'small', but a finite number"),
+    "eps_none": ((X,), {"eps": None}, "eps is None"),
+    "eps_complex": ((X,), {"eps": 1j}, "eps is 1j"),
     "x_gradient": ((torch.zeros(2, 3, requires_grad=True),), {}, "x requires a gradient"),
     "weight_gradient": ((X, torch.ones(3, requires_grad=True)), {}, "weight requires a gradient"),
 }

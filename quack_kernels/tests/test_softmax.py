@@ -161,6 +161,19 @@ def test_refused_argument_is_named_with_its_value(case: str) -> None:
     assert isinstance(caught.value, ValueError)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch says that nested tensors are a prototype
+def test_nested_tensor_is_refused() -> None:
+    x = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+    with pytest.raises(ArgumentError, match="x is nested, but only a plain tensor is accepted"):
+        softmax(x)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch uses something of its own that it deprecates
+def test_tangent_is_refused_rather_than_lost() -> None:
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(ArgumentError, match="x carries a tangent"):
+        softmax(torch.autograd.forward_ad.make_dual(torch.zeros(2, 3), torch.ones(2, 3)))
+
+
 @pytest.mark.parametrize(
     ("device", "dtype", "n", "message"),
     [

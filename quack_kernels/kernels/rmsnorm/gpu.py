@@ -3,7 +3,7 @@
 import operator
 from typing import Any
 
-from cutlass import Constexpr, Float16, Float32, Float64, Int32, Int64, const_expr, cute
+from cutlass import BFloat16, Constexpr, Float16, Float32, Float64, Int32, Int64, const_expr, cute
 
 from ...gpu.config import MAX_THREADS, RowLaunch
 from ...gpu.reduction import PartialResults, local_fold, row_sum
@@ -22,6 +22,7 @@ class GpuRmsNorm:
         self.config = config
         self.acc = Float32 if dtype is Float16 else Float64
         self.product = Float64 if dtype is Float32 else Float32
+        self.has_tiny_rows = dtype is BFloat16
         self.partials = PartialResults(config, (self.acc,))
 
     @cute.jit
@@ -55,7 +56,10 @@ class GpuRmsNorm:
         rstd = self.reciprocal_rms(rX.load(), eps, buffers)
         if const_expr(mW is not None and config.threads == MAX_THREADS):
             rW = load_columns(mW, thread, column, shift, config, 0.0)
-        y = rX.load().to(self.product) * rstd.to(self.product)
+        x = rX.load().to(self.product)
+        if const_expr(self.has_tiny_rows):
+            rstd, x = self.keep_in_range(rstd, x)
+        y = x * rstd.to(self.product)
         if const_expr(mW is not None):
             y = y * rW.load().to(self.product)
         rX.store(y.to(mY.element_type))
@@ -68,3 +72,15 @@ class GpuRmsNorm:
         x = x.to(self.acc)
         total = row_sum(local_fold(x * x, operator.add), buffers, self.partials)
         return Float64(1.0) / cute.math.sqrt(total.to(Float64) / Float64(self.config.n) + eps)
+
+    @cute.jit
+    def keep_in_range(self, rstd: Float64, x: Any) -> tuple[Float64, Any]:
+        """Return both with the same product, and rstd in the range of float32, which ends at 2 ** 128.
+
+        Rows of subnormal bfloat16 numbers have an rstd of up to 2 ** 142, where eps is as good as zero.
+        """
+        factor = Float32(1.0)
+        if rstd > Float64(2.0**100):
+            factor = Float32(2.0**64)
+            rstd = rstd * Float64(2.0**-64)
+        return rstd, x * factor
