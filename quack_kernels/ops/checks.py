@@ -102,7 +102,7 @@ def check_weight(weight: torch.Tensor, x: torch.Tensor) -> None:
 
 def check_eps(eps: Any) -> None:
     """Require a finite number that keeps the root real."""
-    if not (isinstance(eps, numbers.Real) and math.isfinite(eps) and eps >= 0):
+    if not (isinstance(eps, numbers.Real) and math.isfinite(eps) and float(eps) >= 0):
         raise ArgumentError("eps", f"is {eps!r}", "a finite number that is not negative is accepted")
 
 
