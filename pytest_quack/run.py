@@ -89,6 +89,9 @@ class QuackRun:
         stops_early = session.testsfailed and not session.config.option.continue_on_collection_errors
         if self.deferral is None or self.deferral.why_wait is not None or stops_early:
             return False
+        if hasattr(session.config, "workerinput") and find_worker_channel(session.config) is None:
+            self.runtime.notices.add("tests of xdist workers wait in place: this version of xdist is not known")
+            return False
         return not session.config.option.collectonly
 
     def drive(self, session: pytest.Session) -> bool:
@@ -97,7 +100,7 @@ class QuackRun:
         self.pool.adopt_environ()
         if self.pool.is_started:
             self.pool.prewarm()
-        channel = find_worker_channel(session.config) if hasattr(session.config, "workerinput") else None
+        channel = find_worker_channel(session.config)
         if channel is not None:
             return WorkerLoop(self.deferral, session, channel, self.mark).run()
         return self.deferral.drive(session)

@@ -269,3 +269,13 @@ def test_wait_mode_shares_the_pool_too(inner: InnerProject) -> None:
     assert result.summary("submitted") == 6
     assert "deferred" not in result.stdout
     assert "waited in place: " in result.stdout
+
+
+def test_xdist_that_is_not_known_runs_its_own_loop(inner: InnerProject) -> None:
+    number = write_suite(inner)
+    inner.write("conftest.py", "import pytest_quack.run\npytest_quack.run.find_worker_channel = lambda config: None\n")
+    result = inner.run("-n", "2")
+    assert result.counts == {"passed": number}, result.show()
+    assert outcomes(result) == {"passed": number}
+    assert result.summary("submitted") == 6
+    assert "this version of xdist is not known" in result.stdout
