@@ -16,7 +16,7 @@ from pytest_quack.compile.client import PoolClient, PoolUnreachableError
 from pytest_quack.compile.pool import CompilePool
 from pytest_quack.compile.preload import AfterImport, ImportWatch
 from pytest_quack.deferral.local import Deferral
-from pytest_quack.deferral.xdist_controller import WORKER_OUTPUT, Controller, find_address
+from pytest_quack.deferral.xdist_controller import WORKER_DATA, Controller, find_address
 from pytest_quack.deferral.xdist_internals import find_worker_channel
 from pytest_quack.deferral.xdist_worker import WorkerLoop
 from pytest_quack.report import summary
@@ -125,7 +125,7 @@ class QuackRun:
 
     def hand_over_counts(self, config: Any) -> None:
         """Give what this worker has counted to the controller."""
-        config.workeroutput[WORKER_OUTPUT] = self.counts().to_plain()
+        config.workeroutput[WORKER_DATA] = self.counts().to_plain()
 
     def summary(self) -> list[str]:
         counts = self.counts()

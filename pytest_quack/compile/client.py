@@ -42,14 +42,14 @@ class PoolClient(AskingSide):
         self._final: dict[str, tuple[KeyState, CompileFailure | None]] = {}
         self._told: Imports | None = None
         self._lost: str | None = None
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
         try:
             jobs, environ = self._ask("hello")
         except _PoolLostError as error:
             raise PoolUnreachableError(str(error)) from error
         super().__init__(jobs, environ)
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
 
     def poll(self, key: str) -> tuple[KeyState, CompileFailure | None]:
         known = self._final.get(key)
@@ -225,7 +225,7 @@ def _connect(address: Address) -> Connection:
     try:
         answer_challenge(connection, address.secret)
         deliver_challenge(connection, address.secret)
-    except BaseException:
+    except BaseException:  # a wrong secret, a lost peer, an interrupt: raised on, and nothing is left open
         connection.close()
         raise
     return connection

@@ -18,9 +18,8 @@ from pytest_quack.compile.server import Address, PoolServer
 from pytest_quack.deferral import running, xdist_internals
 from pytest_quack.report.summary import RunCounts
 
-# What workers find in `config.workerinput`, and the controller in `workeroutput`.
-WORKER_INPUT: Final = "pytest_quack"
-WORKER_OUTPUT: Final = "pytest_quack"
+# Under this name workers find what is theirs in `config.workerinput`, and the controller in `workeroutput`.
+WORKER_DATA: Final = "pytest_quack"
 _COMPLETE: Final = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
@@ -46,7 +45,7 @@ class Controller:
         mark = self._server.directory / f"running-{node.gateway.id}"
         running.create(mark)
         self._marks[node] = mark
-        node.workerinput[WORKER_INPUT] = {**self._server.address.to_plain(), "mark": str(mark)}
+        node.workerinput[WORKER_DATA] = {**self._server.address.to_plain(), "mark": str(mark)}
 
     def note_collection(self, ids: list[str]) -> None:
         """A worker has collected these tests."""
@@ -64,7 +63,7 @@ class Controller:
         mark = self._marks.get(node)
         if error is None:
             output = getattr(node, "workeroutput", None) or {}
-            self.counts.add_plain(output.get(WORKER_OUTPUT, {}))
+            self.counts.add_plain(output.get(WORKER_DATA, {}))
             return
         scheduler = xdist_internals.find_scheduler(self._config)
         if scheduler is not None and mark is not None:
@@ -90,7 +89,7 @@ class Controller:
 
 def find_address(config: pytest.Config) -> tuple[Address, str] | None:
     """Where the controller's pool is, and the file for the running test; None where it has offered none."""
-    plain = getattr(config, "workerinput", {}).get(WORKER_INPUT)
+    plain = getattr(config, "workerinput", {}).get(WORKER_DATA)
     if not plain:
         return None
     return Address(plain["machine"], plain["path"], plain["secret"]), plain["mark"]

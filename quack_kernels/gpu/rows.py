@@ -4,21 +4,36 @@ from typing import Any
 
 from cutlass import Constexpr, Int32, Int64, const_expr, cute, range_constexpr
 
-from .config import VECTOR_BYTES
+from .config import VECTOR_BYTES, RowLaunch
+
+
+def launch_of(config: RowLaunch, rows: Any) -> dict[str, Any]:
+    """Return what `launch` is told for a kernel over `rows` rows, which may be any 64-bit number."""
+    return {
+        "grid": [Int32(cute.ceil_div(rows, config.rows_per_cta)), config.cluster, 1],
+        "block": [config.threads, 1, 1],
+        "cluster": [1, config.cluster, 1] if config.cluster > 1 else None,
+    }
 
 
 @cute.jit
-def position(config: Constexpr) -> tuple[Int64, Int32, Int32]:
-    """Return which row this thread works on, its place among the row's threads, and its CTA's first column.
+def position(rows: Any, config: Constexpr) -> tuple[Int64, Any, Int32, Int32]:
+    """Return the row that this thread works on, whether it is to write it, and its place in that row.
 
-    The row may be beyond the last one. The column counts from the row's first vector (see `shift_of`).
+    Threads beyond the last of `rows` rows work on the last one, and write nothing. The place is the thread's number
+    among those that share the row in this CTA, and the CTA's first column, counted from the row's first vector (see
+    `shift_of`).
     """
     thread, cta = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
     row = Int64(cta) * config.rows_per_cta + thread // config.threads_per_row
     column = Int32(0)
     if const_expr(config.cluster > 1):
         column = cute.arch.block_idx()[1] * config.columns_per_cta
-    return row, thread % config.threads_per_row, column
+    thread = thread % config.threads_per_row
+    is_row = row < rows
+    if not is_row:
+        row = Int64(rows) - 1
+    return row, is_row, thread, column
 
 
 @cute.jit

@@ -136,3 +136,47 @@ def test_scope_is_left_where_it_holds_nothing_or_nothing_waits() -> None:
     assert queue.take(0) == 1
     queue.finish(1)
     assert queue.take(1, [1]) == 2
+
+
+def test_items_may_come_one_by_one() -> None:
+    queue = ItemQueue()
+    assert queue.is_done
+    assert not queue.has_candidate
+    assert queue.append(place("a")) == 0
+    assert (queue.remaining, queue.has_candidate) == (1, True)
+    assert queue.take(None) == 0
+    assert (queue.remaining, queue.has_candidate) == (1, False)
+    queue.append(place("a"))
+    assert queue.has_candidate
+    queue.finish(0)
+    assert drain(queue, 0) == [1]
+    assert queue.is_done
+
+
+def test_only_what_does_not_run_can_be_withdrawn() -> None:
+    queue = ItemQueue([place("a"), place("a"), place("a")])
+    assert [queue.take(None), queue.take(0)] == [0, 1]
+    queue.park(0)
+    assert queue.withdraw(0)
+    assert not queue.withdraw(0)
+    assert not queue.withdraw(1)
+    queue.park(1)
+    queue.unpark(1)
+    assert queue.withdraw(1)
+    assert drain(queue, 1) == [2]
+    assert not queue.withdraw(2)
+    assert queue.is_done
+
+
+def test_withdrawn_item_holds_nobody_of_its_class_and_no_scope() -> None:
+    queue = ItemQueue([place("a/B"), place("a/B"), place("a/B"), place("c")])
+    assert queue.take(None) == 0
+    queue.park(0)
+    assert queue.take(0) == 3  # the others of the class are held
+    assert queue.withdraw(1)
+    queue.finish(3)
+    assert queue.take(3) is None
+    assert queue.withdraw(0)
+    assert drain(queue, 3) == [2]
+    assert queue.is_done
+    assert queue.take(2, in_use=[1, 2]) is None

@@ -3,12 +3,12 @@
 import operator
 from typing import Any
 
-from cutlass import BFloat16, Constexpr, Float32, Float64, Int32, Int64, const_expr, cute
+from cutlass import BFloat16, Constexpr, Float32, Float64, const_expr, cute
 
 from ...gpu.config import RowLaunch
 from ...gpu.exponential import LOG2_E, exp2
 from ...gpu.reduction import PartialResults, lanes_of, local_fold, warp_max, warp_sum
-from ...gpu.rows import load_columns, position, shift_of, store_columns
+from ...gpu.rows import launch_of, load_columns, position, shift_of, store_columns
 from ...merge import merge
 
 
@@ -29,24 +29,15 @@ class GpuSoftmax:
     @cute.jit
     def __call__(self, mX: cute.Tensor, mY: cute.Tensor, stream: Any) -> None:
         """Normalise every row of mX (M, N) into mY (M, N)."""
-        config = self.config
-        self.kernel(mX, mY).launch(
-            grid=[Int32(cute.ceil_div(mX.shape[0], config.rows_per_cta)), config.cluster, 1],
-            block=[config.threads, 1, 1],
-            cluster=[1, config.cluster, 1] if const_expr(config.cluster > 1) else None,
-            stream=stream,
-        )
+        self.kernel(mX, mY).launch(**launch_of(self.config, mX.shape[0]), stream=stream)
 
     @cute.kernel
     def kernel(self, mX: cute.Tensor, mY: cute.Tensor) -> None:
-        """Work on the rows of one CTA; threads beyond the last row repeat it and write nothing."""
-        config, rows = self.config, mX.shape[0]
+        """Work on the rows of one CTA."""
+        config = self.config
         buffers = self.partials.allocate()
         self.partials.begin()
-        row, thread, column = position(config)
-        is_row = row < rows
-        if not is_row:
-            row = Int64(rows) - 1
+        row, is_row, thread, column = position(mX.shape[0], config)
         gX, gY = mX[row, None], mY[row, None]
         shift = shift_of(gX, config)
         rX = load_columns(gX, thread, column, shift, config, -Float32.inf)
