@@ -38,6 +38,10 @@ class InterceptionError(QuackError):
     """The compiler's own compiles cannot be taken over in this run; the text says why."""
 
 
+class GpuError(QuackError):
+    """The xdist workers cannot have the GPUs that were asked for; the text says why and what to do."""
+
+
 class CompileError(QuackError):
     """The kernel could not be compiled outside this process, and must not be tried inside it.
 

@@ -9,14 +9,16 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 import pytest
 
 from pytest_quack.deferral.internals import swap_hook_exec
-from pytest_quack.errors import CacheDirectoryError, SettingsError
-from pytest_quack.settings import OPTIONS, resolve
+from pytest_quack.errors import CacheDirectoryError, GpuError, SettingsError
+from pytest_quack.gpu.early import CudaWatch
+from pytest_quack.settings import OPTIONS, Settings, resolve
 
 if TYPE_CHECKING:
     from pytest_quack.deferral.xdist_controller import Controller
@@ -28,6 +30,7 @@ HOOKS: Final = frozenset(
         "pytest_configure",
         "pytest_configure_node",
         "pytest_load_initial_conftests",
+        "pytest_plugin_registered",
         "pytest_report_header",
         "pytest_runtestloop",
         "pytest_sessionfinish",
@@ -35,10 +38,18 @@ HOOKS: Final = frozenset(
         "pytest_terminal_summary",
         "pytest_testnodedown",
         "pytest_unconfigure",
+        "pytest_xdist_auto_num_workers",
         "pytest_xdist_node_collection_finished",
+        "pytest_xdist_setupnodes",
     }
 )
 _MAIN_OPTION: Final = "--async-compile"
+_watches: Final[WeakKeyDictionary[pytest.PytestPluginManager, CudaWatch]] = WeakKeyDictionary()
+
+
+def pytest_plugin_registered(plugin: object, plugin_name: str, manager: pytest.PytestPluginManager) -> None:
+    watch = _watches.setdefault(manager, CudaWatch())
+    watch.registered(plugin, plugin_name, is_own=plugin is sys.modules["pytest_quack"])
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -106,24 +117,65 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     os.environ["CUTE_DSL_ARCH"] = arch
 
 
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """`-n auto` means as many workers as GPUs carry, where there are any, unless somebody else says something."""
+    impls = config.hook.pytest_xdist_auto_num_workers.get_hookimpls()
+    has_other = any(impl.plugin_name not in {"xdist", "xdist.plugin", "pytest_quack"} for impl in impls)
+    if has_other or config.option.numprocesses != "auto" or os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
+        return None
+    settings = _resolve(config)
+    if settings is None:
+        return None
+    from pytest_quack.run import find_gpus
+
+    with _usage_errors():
+        gpus = find_gpus(config, settings)
+    return gpus.groups * settings.workers_per_gpu if gpus is not None else None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "compile_in_place: calls of this test wait for their kernels instead of letting the test step aside and be run "
         "again; for tests that must not run twice (pytest-quack).",
     )
-    command_line, ini = _given(config)
-    if not command_line and not ini:
-        return  # nothing is asked of the plugin; jit_cache reads the environment when it is first called
-    try:
-        settings = resolve(command_line, ini)
-    except SettingsError as error:
-        raise pytest.UsageError(str(error)) from error
+    settings = _resolve(config)
+    if settings is None:
+        return
+    _refuse_options_without_effect(config, settings)
     from pytest_quack.run import start_run
 
-    try:
+    with _usage_errors():
         start_run(config, settings)
-    except CacheDirectoryError as error:
+
+
+def _refuse_options_without_effect(config: pytest.Config, settings: Settings) -> None:
+    """Say so where the command line asks for what the run does not do."""
+    if config.getoption(_dest("--oom-retries"), None) and not settings.is_pool_on:
+        raise pytest.UsageError("--oom-retries needs --async-compile, whose loop runs a test again.")
+    if not settings.gpus_for_each_worker:
+        for flag in ("--workers-per-gpu", "--gpu-min-free", "--gpu-wait"):
+            if config.getoption(_dest(flag), None):
+                raise pytest.UsageError(
+                    f"{flag} needs workers that get GPUs: add --async-compile, or --gpus-per-worker=1 without it."
+                )
+
+
+def _resolve(config: pytest.Config) -> Settings | None:
+    """The settings; None where nothing is asked of the plugin: jit_cache reads the environment when first called."""
+    command_line, ini = _given(config)
+    if not command_line and not ini:
+        return None
+    with _usage_errors():
+        return resolve(command_line, ini)
+
+
+@contextlib.contextmanager
+def _usage_errors() -> Iterator[None]:
+    try:
+        yield
+    except (SettingsError, CacheDirectoryError, GpuError) as error:
         raise pytest.UsageError(str(error)) from error
 
 
@@ -150,12 +202,13 @@ def _paths(config: pytest.Config, lines: list[str]) -> list[str]:
 def pytest_sessionstart(session: pytest.Session) -> None:
     run = _find_run(session.config)
     if run is not None:
-        run.begin()
+        with _usage_errors():
+            run.begin(session.config)
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     run = _find_run(config)
-    return run.header() if run is not None else None
+    return run.header() if run is not None else []
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -178,6 +231,20 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 # Hooks of the xdist controller.
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
+    run = _find_run(config)
+    if run is None or run.gpus is None:
+        return
+    culprit = _watches[config.pluginmanager].culprit(config.pluginmanager)
+    if culprit is not None:
+        raise pytest.UsageError(
+            f"CUDA has been initialised in the controller of this run, by {culprit}: it holds memory of a GPU that is "
+            "a worker's. Do that in a fixture or a test, or leave GPUs unassigned with --gpus-per-worker=0."
+        )
+    run.gpus.assign(specs)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,14 +19,16 @@ from pytest_quack.compile.client import PoolClient, PoolUnreachableError
 from pytest_quack.compile.pool import CompilePool
 from pytest_quack.compile.preload import AfterImport, ImportWatch
 from pytest_quack.deferral.local import Deferral
-from pytest_quack.deferral.xdist_controller import WORKER_DATA, Controller, find_address
+from pytest_quack.deferral.xdist_controller import WORKER_DATA, Controller, WorkerData, find_worker_data
 from pytest_quack.deferral.xdist_internals import find_worker_channel
 from pytest_quack.deferral.xdist_worker import WorkerLoop
+from pytest_quack.gpu.workers import WorkerGpus, choose_gpus
 from pytest_quack.report import summary
 from pytest_quack.runtime import Runtime, replace_runtime
 from pytest_quack.settings import Settings
 
 _RUN_KEY: Final = pytest.StashKey["QuackRun"]()
+_GPUS_KEY: Final = pytest.StashKey["WorkerGpus | None"]()
 # Options that show what happens while it happens, or stop at it: a test that steps aside would be shown twice.
 _WAIT_OPTIONS: Final = {
     "usepdb": "--pdb",
@@ -46,15 +51,22 @@ class QuackRun:
     pool_before: AskingSide | None = None
     deferral: Deferral | None = None
     controller: Controller | None = None
-    mark: str | None = None
+    worker: WorkerData | None = None
     why_wait: str | None = None
     import_watch: ImportWatch | None = None
     interception: Interception | None = None
     after_import: AfterImport | None = None
+    gpus: WorkerGpus | None = None
 
-    def begin(self) -> None:
-        """Watch for the import of the compiler: to take its compiles, and to start the server if nothing is stored."""
-        if self.controller is not None:
+    def begin(self, config: pytest.Config) -> None:
+        """Choose the workers' GPUs, in a controller; elsewhere watch for the import of the compiler.
+
+        That is to take its compiles, and to start the server if nothing is stored.
+
+        Raises GpuError where workers cannot have the GPUs that were asked for.
+        """
+        if _is_controller(config):
+            self.gpus = find_gpus(config, self.settings)
             return  # it runs no tests
         self._intercept()
         store = self.runtime.store
@@ -77,12 +89,15 @@ class QuackRun:
         self.after_import = AfterImport(frozenset({interception.module}), install)
         self.after_import.install()
 
-    def header(self) -> str | None:
-        if self.pool is None:
-            return None
-        store = self.runtime.store
-        cache = str(store.root) if store is not None else "off"
-        return summary.header(self.settings, self.pool.jobs, self.why_wait, cache)
+    def header(self) -> list[str]:
+        lines = []
+        if self.pool is not None:
+            store = self.runtime.store
+            cache = str(store.root) if store is not None else "off"
+            lines.append(summary.header(self.settings, self.pool.jobs, self.why_wait, cache))
+        if self.gpus is not None:
+            lines.append(self.gpus.header())
+        return lines
 
     def may_defer(self, session: pytest.Session) -> bool:
         """Whether this run's own loop is needed; else pytest's own does it, untouched."""
@@ -102,7 +117,8 @@ class QuackRun:
             self.pool.prewarm()
         channel = find_worker_channel(session.config)
         if channel is not None:
-            return WorkerLoop(self.deferral, session, channel, self.mark).run()
+            name, mark = (self.worker.name, self.worker.mark) if self.worker is not None else ("", None)
+            return WorkerLoop(self.deferral, session, channel, name, mark).run()
         return self.deferral.drive(session)
 
     def counts(self) -> summary.RunCounts:
@@ -117,6 +133,7 @@ class QuackRun:
             uncached=runtime.uncached,
             corrupt=store.corrupt if store is not None else 0,
             deferrals=deferral.deferrals if deferral is not None else {},
+            oom_retries=deferral.oom_retries if deferral is not None else [],
             waits=deferral.waits if deferral is not None else {},
             notices={**runtime.notices.counts, **(store.problems if store is not None else {})},
         )
@@ -151,17 +168,19 @@ def start_run(config: pytest.Config, settings: Settings) -> None:
             pool = CompilePool(settings.jobs, timeout_s=settings.timeout_s, notices=runtime.notices, is_shared=True)
             run.pool, run.controller = pool, _make_controller(config, pool, runtime)
         else:
-            run.pool, run.mark = _find_pool(config, settings, runtime)
+            run.pool, run.worker = _find_pool(config, settings, runtime)
             run.pool_before = active.activate(run.pool)
-            run.deferral = Deferral(run.pool, runtime.notices, why_wait=run.why_wait)
+            run.deferral = Deferral(
+                run.pool, runtime.notices, why_wait=run.why_wait, max_oom_retries=settings.oom_retries
+            )
 
 
-def _find_pool(config: pytest.Config, settings: Settings, runtime: Runtime) -> tuple[AskingSide, str | None]:
-    """The pool for a process that runs tests: its controller's if it has one, else its own; and the running mark."""
-    found = find_address(config)
-    if found is not None:
+def _find_pool(config: pytest.Config, settings: Settings, runtime: Runtime) -> tuple[AskingSide, WorkerData | None]:
+    """The pool for a process that runs tests: its controller's if it can be reached, else its own."""
+    worker = find_worker_data(config)
+    if worker is not None:
         try:
-            return PoolClient(found[0], runtime.notices), found[1]
+            return PoolClient(worker.address, runtime.notices), worker
         except PoolUnreachableError as error:
             runtime.notices.add(
                 f"an xdist worker has a pool of its own: that of the controller is unreachable, {error}"
@@ -197,6 +216,23 @@ def end_run(config: pytest.Config) -> None:
 
 def find_run(config: pytest.Config) -> QuackRun | None:
     return config.stash.get(_RUN_KEY, None)
+
+
+def find_gpus(config: pytest.Config, settings: Settings) -> WorkerGpus | None:
+    """The GPUs that this run's workers may have, chosen when first asked for.
+
+    Raises GpuError as `choose_gpus` does.
+    """
+    if _GPUS_KEY not in config.stash:
+        config.stash[_GPUS_KEY] = choose_gpus(settings, os.environ, lambda text: _tell(config, text))
+    return config.stash[_GPUS_KEY]
+
+
+def _tell(config: pytest.Config, text: str) -> None:
+    """Say something now, whatever is captured."""
+    capture = config.pluginmanager.get_plugin("capturemanager")
+    with capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext():
+        print(f"pytest-quack: {text}", file=sys.stderr, flush=True)
 
 
 def _is_controller(config: pytest.Config) -> bool:

@@ -7,6 +7,7 @@ documentation all come from it.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
@@ -32,6 +33,11 @@ class Settings:
         is_interception_on: whether every compile of the DSL is looked up and compiled in the pool, or only those of
             `jit_cache`.
         sources: directories whose files count as sources of every compile function.
+        gpus_per_worker: how many GPUs each xdist worker gets; 0 assigns none, None means 1 where the pool is on.
+        workers_per_gpu: how many xdist workers `-n auto` starts for each GPU.
+        gpu_min_free_bytes: memory that must be free on a GPU for workers to get it.
+        gpu_wait_s: how long to wait for a GPU with that much free memory, in seconds.
+        oom_retries: how often a test that runs out of device memory is run again.
     """
 
     jobs: int | None = None
@@ -43,10 +49,20 @@ class Settings:
     is_cache_trusted: bool = False
     is_interception_on: bool = True
     sources: tuple[str, ...] = ()
+    gpus_per_worker: int | None = None
+    workers_per_gpu: int = 1
+    gpu_min_free_bytes: int = 0
+    gpu_wait_s: float = 0.0
+    oom_retries: int = 1
 
     @property
     def is_pool_on(self) -> bool:
         return self.jobs is not None
+
+    @property
+    def gpus_for_each_worker(self) -> int:
+        """How many GPUs each xdist worker gets; 0 where none are assigned."""
+        return int(self.is_pool_on) if self.gpus_per_worker is None else self.gpus_per_worker
 
 
 def parse_jobs(text: str) -> int | None:
@@ -79,6 +95,37 @@ def parse_seconds(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise ValueError("a number of seconds above 0")
     return seconds
+
+
+def parse_count(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise ValueError("a whole number, 0 or more")
+    return number
+
+
+def parse_positive(text: str) -> int:
+    number = int(text) if text.strip().isdigit() else 0
+    if number < 1:
+        raise ValueError("a whole number, 1 or more")
+    return number
+
+
+def parse_wait(text: str) -> float:
+    return 0.0 if text.strip() == "0" else parse_seconds(text)
+
+
+def parse_size(text: str) -> int:
+    """Bytes: "20GB" is 20 * 10**9, "20GiB" is 20 * 2**30."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?)b)?\s*", text, re.IGNORECASE)
+    if match is None or (match[2] is None and float(match[1])):
+        raise ValueError('a size with its unit, such as "20GB" (powers of 1000) or "20GiB" (powers of 1024)')
+    step = 1024 if match[3] else 1000
+    power = "kmgt".index(match[2].lower()) + 1 if match[2] else 0
+    return int(float(match[1]) * step**power)
 
 
 def parse_mode(text: str) -> str:
@@ -204,6 +251,53 @@ OPTIONS: Final = (
         parse_paths,
         "DIRS",
         "More directories, one a line, whose Python files count as sources of every compile function.",
+    ),
+    Option(
+        "gpus_per_worker",
+        "--gpus-per-worker",
+        "gpus_per_worker",
+        ("QUACK_GPUS_PER_WORKER",),
+        parse_count,
+        "N",
+        "Give each xdist worker N GPUs of its own, of those that CUDA_VISIBLE_DEVICES names or of all (default 1 with "
+        "--async-compile); 0 leaves CUDA_VISIBLE_DEVICES alone.",
+    ),
+    Option(
+        "workers_per_gpu",
+        "--workers-per-gpu",
+        "workers_per_gpu",
+        ("QUACK_WORKERS_PER_GPU",),
+        parse_positive,
+        "N",
+        "How many workers -n auto starts for each GPU, or for each group of --gpus-per-worker (default 1).",
+    ),
+    Option(
+        "gpu_min_free_bytes",
+        "--gpu-min-free",
+        "gpu_min_free",
+        ("QUACK_GPU_MIN_FREE",),
+        parse_size,
+        "SIZE",
+        'Give workers only GPUs on which this much memory is free when the run starts, such as "20GB".',
+    ),
+    Option(
+        "gpu_wait_s",
+        "--gpu-wait",
+        "gpu_wait",
+        ("QUACK_GPU_WAIT",),
+        parse_wait,
+        "SECONDS",
+        "How long to wait for enough GPUs with the memory of --gpu-min-free before the run fails (default 0).",
+    ),
+    Option(
+        "oom_retries",
+        "--oom-retries",
+        "oom_retries",
+        ("QUACK_OOM_RETRIES",),
+        parse_count,
+        "N",
+        "How often a test that runs out of device memory is run again, alone on its GPU; with --async-compile "
+        "(default 1).",
     ),
 )
 

@@ -27,6 +27,11 @@ SOURCES = {
     "is_cache_trusted": ((None, None), (None, None), ("1", True)),
     "is_interception_on": (("1", True), ("0", False), ("yes", True)),
     "sources": ((None, None), ("a\nb", ("a", "b")), (f"a{os.pathsep}b", ("a", "b"))),
+    "gpus_per_worker": (("2", 2), ("0", 0), ("4", 4)),
+    "workers_per_gpu": (("2", 2), ("3", 3), ("4", 4)),
+    "gpu_min_free_bytes": (("20GB", 20 * 10**9), ("1.5 GiB", 3 << 29), ("500mb", 500 * 10**6)),
+    "gpu_wait_s": (("60", 60.0), ("0", 0.0), ("1.5", 1.5)),
+    "oom_retries": (("2", 2), ("0", 0), ("3", 3)),
 }
 
 
@@ -99,6 +104,11 @@ BAD = {
     "compile_arch": (["hopper", "90a", "sm90", "sm_", "sm_x", "sm_90b", "sm_90a;sm_100a"], 'such as "sm_90a"'),
     "is_cache_enabled": (["perhaps", "2", "-1"], "1, true, yes, on, 0, false, no or off"),
     "is_cache_trusted": (["perhaps", "2"], "1, true, yes, on, 0, false, no or off"),
+    "gpus_per_worker": (["-1", "all", "1.5"], "a whole number, 0 or more"),
+    "workers_per_gpu": (["0", "-1", "many", "1.5"], "a whole number, 1 or more"),
+    "gpu_min_free_bytes": (["20", "GB", "-1GB", "20 G", "1e9B", "nan GB", "20GB free"], 'such as "20GB"'),
+    "gpu_wait_s": (["-1", "soon", "nan", "inf"], "a number of seconds"),
+    "oom_retries": (["-1", "once", "1.5"], "a whole number, 0 or more"),
 }
 
 

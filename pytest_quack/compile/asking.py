@@ -23,11 +23,13 @@ GPU_BLIND: Final = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK":
 _NOT_SHIPPED: Final = frozenset(
     {
         *GPU_BLIND,
+        "CUDA_DEVICE_ORDER",
         "NVIDIA_VISIBLE_DEVICES",
         "PYTEST_CURRENT_TEST",
         "PYTEST_XDIST_TESTRUNUID",
         "PYTEST_XDIST_WORKER",
         "PYTEST_XDIST_WORKER_COUNT",
+        "QUACK_RUN_GPUS",
         "_",
     }
 )

@@ -131,6 +131,13 @@ class PoolClient(AskingSide):
     def adopt_environ(self) -> None:
         """Nothing: the compile processes have the environment of the process that has the pool."""
 
+    def ask_server(self, name: str, *arguments: Any) -> Any:
+        """Ask the process that has the pool something else that it answers; None where it has gone away."""
+        try:
+            return self._ask(name, *arguments)
+        except _PoolLostError:
+            return None
+
     def shutdown(self) -> None:
         """Disconnect; the pool goes on."""
         if os.getpid() == self.owner_pid and self._lost is None:

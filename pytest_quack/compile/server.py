@@ -7,7 +7,8 @@
     reply                                 <-  ("ok", value) or ("error", text)
 
 The secret reaches a worker over the channel on which it gets its tests. A connection that ends takes nothing with it
-but its thread: what it has submitted is compiled all the same.
+but its thread: what it has submitted is compiled all the same. The process that has the pool may answer more questions
+than those about it (`calls`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -63,8 +64,8 @@ def machine_name() -> str:
 class PoolServer:
     """Lets other processes of this user on this machine use a pool, until `close`."""
 
-    def __init__(self, pool: CompilePool) -> None:
-        """Listen. Raises OSError where no socket can be made."""
+    def __init__(self, pool: CompilePool, calls: Mapping[str, Callable[..., Any]] | None = None) -> None:
+        """Listen; `calls` are more questions to answer, by name. Raises OSError where no socket can be made."""
         self._pool = pool
         self.directory: Final = Path(_private_directory())
         self.address: Final = Address(machine_name(), str(self.directory / "pool"), secrets.token_bytes(32))
@@ -86,6 +87,7 @@ class PoolServer:
             "settled": lambda: pool.settled,
             "stats": pool.stats,
             "prewarm": self._prewarm,
+            **(calls or {}),
         }
         threading.Thread(target=self._accept, name="quack-pool-server", daemon=True).start()
 

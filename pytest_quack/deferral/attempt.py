@@ -11,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import traceback
-import warnings
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +20,7 @@ import pytest
 
 from pytest_quack.deferral.generators import Generators
 from pytest_quack.deferral.internals import ItemState, give_back_temporary
+from pytest_quack.gpu.oom import OutOfMemory, let_go
 
 
 @dataclass(slots=True)
@@ -100,6 +99,8 @@ class Attempt:
         keys: what it was refused because it is still being compiled; not empty means that it does not count.
         is_settled: whether it was decided, at the beginning of the tear-down, if it counts.
         is_first: whether it is the item's first.
+        out_of_memory: what ran out of device memory, where the item may try again: it does not count then.
+        out_of_memory_when: in which phase.
     """
 
     item: pytest.Item
@@ -110,6 +111,8 @@ class Attempt:
     keys: set[str] = field(default_factory=set)
     is_settled: bool = False
     teardown_error: str | None = None
+    out_of_memory: OutOfMemory | None = None
+    out_of_memory_when: str = ""
     _exceptions: list[weakref.ref[BaseException]] = field(default_factory=list)
     _temporary: Path | None = None
 
@@ -132,6 +135,16 @@ class Attempt:
     def is_deferred(self) -> bool:
         return bool(self.keys)
 
+    @property
+    def does_not_count(self) -> bool:
+        return self.is_deferred or self.out_of_memory is not None
+
+    def run_out_of_memory(self, when: str, error: BaseException) -> None:
+        """Record that a device had no memory left, and let go of what the error keeps alive."""
+        if self.out_of_memory is None:
+            self.out_of_memory, self.out_of_memory_when = OutOfMemory.of(error), when
+        let_go(error)
+
     def refuse(self, key: str, signal: BaseException) -> None:
         """Record that the attempt cannot go on without `key`."""
         self.keys.add(key)
@@ -147,26 +160,9 @@ class Attempt:
         for reference in self._exceptions:
             signal = reference()
             if signal is not None:
-                clear_quietly(signal)
+                let_go(signal)
         self.state.restore(self.item)
         self.generators.restore()
         self.surroundings.restore()
         if self._temporary is not None:  # the next attempt gets the same name
             give_back_temporary(self.item, self._temporary)
-
-
-def clear_quietly(signal: BaseException) -> None:
-    """Let go of the locals of an attempt that was abandoned: they may hold device memory.
-
-    Objects that the test would have closed are closed by this, with warnings (an open file, a coroutine that was never
-    awaited) that are not its fault and would be blamed on the next test.
-    """
-    hook = sys.unraisablehook
-    sys.unraisablehook = lambda _: None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            traceback.clear_frames(signal.__traceback__)
-            signal.__traceback__ = None
-    finally:
-        sys.unraisablehook = hook

@@ -121,6 +121,29 @@ def mark_fixture_as_set_up(fixturedef: Any, request: Any, error: BaseException) 
         fixturedef.cached_result = (None, fixturedef.cache_key(request), (error, None))
 
 
+def finish_failed_fixtures(item: pytest.Item, is_failure: Callable[[BaseException], bool]) -> None:
+    """Have fixtures that failed be set up anew: pytest keeps the error of a wider one as long as its value."""
+    info = getattr(item, "_fixtureinfo", None)
+    for fixturedefs in info.name2fixturedefs.values() if info is not None else ():
+        for fixturedef in fixturedefs:
+            failure = fixturedef.cached_result[2] if fixturedef.cached_result is not None else None
+            error = failure[0] if isinstance(failure, tuple) else failure
+            if error is not None and is_failure(error):
+                function: Any = item
+                if not function._request:
+                    function._initrequest()
+                fixturedef.finish(function._request)
+
+
+def forget_log_records(config: pytest.Config) -> None:
+    """Forget the log records of the last phase: what they refer to would live on with them."""
+    plugin = config.pluginmanager.get_plugin("logging-plugin")
+    for name in ("caplog_handler", "report_handler"):
+        handler = getattr(plugin, name, None)
+        if handler is not None:
+            handler.reset()
+
+
 def note_phase(item: pytest.Item, when: str) -> None:
     """Note that a phase is over, where the tear-down of tmp_path looks for it."""
     key = getattr(sys.modules.get("_pytest.tmpdir"), "tmppath_result_key", None)

@@ -4,8 +4,11 @@ Who does what in one attempt:
 
     loop            takes an item from the queue and calls the ordinary `pytest_runtest_protocol` hook
     call in a test  misses; `Deferral.on_pending` records that and raises CompilePending, or waits where it must
-    gate            holds back what the attempt reports until its tear-down begins, then lets it out or drops it
+    gate            holds back what the attempt reports until it is over, then lets it out or drops it
     loop            parks the item until its keys are settled, or counts it as finished
+
+An attempt that ran out of device memory does not count either, as long as the item may try again: that happens at once,
+when nothing refers to what the attempt had.
 
 Fixtures: an attempt that counts is torn down towards the item that really runs next. Where that is not known yet (all
 that is left waits for compiles), and for an attempt that does not count, only what belongs to the function is torn
@@ -15,6 +18,7 @@ item whose attempt came before.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import logging.handlers
 import os
@@ -28,10 +32,11 @@ import pytest
 
 from pytest_quack.compile.asking import AskingSide
 from pytest_quack.deferral import internals
-from pytest_quack.deferral.attempt import Attempt, clear_quietly
+from pytest_quack.deferral.attempt import Attempt
 from pytest_quack.deferral.generators import Generators
 from pytest_quack.deferral.queue import ItemQueue, Place
 from pytest_quack.errors import CompilePending
+from pytest_quack.gpu import oom
 from pytest_quack.runtime import Notices
 
 MARKER: Final = "compile_in_place"
@@ -67,13 +72,19 @@ class Deferral:
     Attributes:
         deferrals: how often each item was put off, by node id.
         waits: how often a call waited in place, by reason.
+        oom_retries: what is to be said of each attempt that ran out of device memory and was made again.
         why_wait: why no test of this run may step aside; None where they may.
+        max_oom_retries: how often a test that runs out of device memory is run again.
     """
 
-    def __init__(self, pool: AskingSide, notices: Notices, *, why_wait: str | None = None) -> None:
+    def __init__(
+        self, pool: AskingSide, notices: Notices, *, why_wait: str | None = None, max_oom_retries: int = 0
+    ) -> None:
         self.deferrals: dict[str, int] = {}
         self.waits: dict[str, int] = {}
+        self.oom_retries: list[str] = []
         self.why_wait: Final = why_wait
+        self.max_oom_retries: Final = max_oom_retries
         self.pool: Final = pool
         self.notices: Final = notices
         self._attempt: Attempt | None = None
@@ -145,6 +156,7 @@ class Loop:
             self.add(item)
         self._generators: dict[int, Generators] = {}
         self._waiting_for: dict[int, frozenset[str]] = {}
+        self._out_of_memory: dict[int, list[oom.OutOfMemory]] = {}  # attempts of an item that ran out of memory
         self.owed_errors: dict[int, pytest.TestReport] = {}
         self._settled_seen = -1
         self._has_new_parked = False
@@ -178,6 +190,10 @@ class Loop:
 
     def _before(self, index: int) -> None:
         """An attempt of the item at this position is about to begin."""
+
+    def _alone(self) -> contextlib.AbstractContextManager[None]:
+        """Have this process's GPU alone for the length of the block, as far as other processes of the run go."""
+        return contextlib.nullcontext()
 
     def _finished(self, index: int) -> None:
         """The item at this position has its result, of which the end may still be held."""
@@ -219,9 +235,35 @@ class Loop:
         return False
 
     def _run_one(self, index: int) -> None:
-        item = self._items[index]
         self._current = index
         self._before(index)
+        with self._alone() if index in self._out_of_memory else contextlib.nullcontext():
+            attempt = self._attempt(index)
+        if attempt.is_deferred:
+            self._put_off(index, attempt)
+        elif attempt.out_of_memory is not None and not self._is_stopping:
+            self._try_again(index, attempt)
+            return
+        else:
+            self._finished(index)
+            if not (self.is_result_indivisible and self.is_next_unknown):
+                self._gate.release_all_but_teardown()
+            if self._is_stopping:  # as pytest does, before the tear-down is reported
+                self._tear_down_between(index, None)
+        if not self._is_stopping:
+            if self.is_next_unknown:
+                return  # what else is torn down depends on the next item: see _wait_for_next
+            if attempt.is_deferred and self._next is not None:
+                self._tear_down_between(index, self._items[self._next])
+        self._gate.release()
+        self._released()
+
+    @property
+    def _is_stopping(self) -> bool:
+        return bool(self._session.shouldfail or self._session.shouldstop)
+
+    def _attempt(self, index: int) -> Attempt:
+        item = self._items[index]
         attempt = Attempt.begin(item, self._generators.get(index))
         self._deferral._attempt = attempt
         self._gate.open_for(attempt)
@@ -237,15 +279,7 @@ class Loop:
             self._deferral._attempt = None
             self._gate.close()
         self.settle(attempt)  # a protocol without a tear-down, of a plugin's own, has not settled it
-        if attempt.is_deferred:
-            self._put_off(index, attempt)
-        if not (self._session.shouldfail or self._session.shouldstop):
-            if self.is_next_unknown:
-                return  # what else is torn down depends on the next item: see _wait_for_next
-            if attempt.is_deferred and self._next is not None:
-                self._tear_down_between(index, self._items[self._next])
-        self._gate.release()
-        self._released()
+        return attempt
 
     def settle(self, attempt: Attempt) -> pytest.Item | None:
         """Decide whether the attempt counts and what runs next; returns the item to tear down towards.
@@ -255,26 +289,24 @@ class Loop:
         if attempt.is_settled:
             return self._teardown_target(attempt)
         index = self._current
-        if attempt.is_deferred:
+        if attempt.is_deferred or attempt.out_of_memory is not None:
             self._blame_gpu_faults(attempt)
         attempt.is_settled = True
+        attempt.note_temporary()
+        if attempt.out_of_memory is not None and not attempt.is_deferred:
+            self._next = index
+            return self._teardown_target(attempt)
         if attempt.is_deferred:
-            attempt.note_temporary()
             self._queue.park(index)
             self._has_new_parked = True
             self._waiting_for[index] = frozenset(attempt.keys)
             for key in attempt.keys:
                 self._pool.add_waiter(key)
         else:
-            if not self.is_result_indivisible:
-                self._gate.release()
             self._queue.finish(index)
-            self._finished(index)
         self._fetch()
         self._collect_ready()
         self._next = self._queue.take(index, self._scopes_in_use(index))
-        if not attempt.is_deferred and self.is_result_indivisible and not self.is_next_unknown:
-            self._gate.release()
         return self._teardown_target(attempt)
 
     def _scopes_in_use(self, index: int) -> list[int]:
@@ -288,7 +320,7 @@ class Loop:
 
     def _teardown_target(self, attempt: Attempt) -> pytest.Item | None:
         session = self._session
-        if attempt.is_deferred:
+        if attempt.does_not_count:
             return bookmark_beside(attempt.item)
         if session.shouldfail or session.shouldstop:
             return None
@@ -303,14 +335,50 @@ class Loop:
     def _put_off(self, index: int, attempt: Attempt) -> None:
         nodeid = attempt.item.nodeid
         self._deferral.deferrals[nodeid] = self._deferral.deferrals.get(nodeid, 0) + 1
+        self._undo(index, attempt)
+
+    def _undo(self, index: int, attempt: Attempt) -> None:
         self._generators[index] = attempt.generators
         if attempt.teardown_error is not None:
             self._notices.add(
-                f"{nodeid} was put off, and tearing down that attempt failed: {attempt.teardown_error}; "
+                f"{attempt.item.nodeid} was put off, and tearing down that attempt failed: {attempt.teardown_error}; "
                 "its result is that of its last attempt"
             )
         attempt.undo()
         internals.forget_failed_subtests(attempt.item)
+
+    # Attempts that run out of device memory.
+
+    def may_try_again(self, attempt: Attempt, error: BaseException) -> bool:
+        """Whether an attempt that failed with `error` is made again, because a device had no memory left."""
+        tries = len(self._out_of_memory.get(self._current, ()))
+        return (
+            tries < self._deferral.max_oom_retries
+            and attempt.item.get_closest_marker(MARKER) is None
+            and oom.is_out_of_memory(error)
+        )
+
+    def earlier_oom(self) -> list[str]:
+        """What the current item's attempts have run out of, in words."""
+        return [str(happened) for happened in self._out_of_memory.get(self._current, ())]
+
+    def _try_again(self, index: int, attempt: Attempt) -> None:
+        """Have the item run next, with nothing left of the attempt."""
+        happened = attempt.out_of_memory
+        assert happened is not None
+        self._gate.drop()
+        if self._next != index:  # it had counted until its tear-down failed
+            self._queue.reopen(index)
+            if self._next is not None:
+                self._queue.put_back(self._next)
+            self._next = index
+        self._out_of_memory.setdefault(index, []).append(happened)
+        self._deferral.oom_retries.append(f"{attempt.item.nodeid} was run again, alone on its GPU ({happened})")
+        internals.finish_failed_fixtures(attempt.item, oom.is_out_of_memory)
+        self._undo(index, attempt)
+        internals.forget_log_records(attempt.item.config)
+        oom.forget_last_error()
+        oom.free_memory()
 
     def _blame_gpu_faults(self, attempt: Attempt) -> None:
         """Wait for the GPU work of an attempt that is about to be dropped: a fault in it is that test's failure."""
@@ -322,6 +390,9 @@ class Loop:
         call = pytest.CallInfo.from_call(cuda.synchronize, phase)  # type: ignore[arg-type]
         if call.excinfo is not None:
             attempt.keys.clear()
+            if attempt.out_of_memory is not None:
+                attempt.out_of_memory = None  # the error that was reported first stands
+                return
             report = attempt.item.ihook.pytest_runtest_makereport(item=attempt.item, call=call)
             self._gate.replace_discarded_report(report)
 
@@ -378,8 +449,9 @@ class Loop:
 class _Gate:
     """Stands in front of the hooks that publish what happens, and lets through what counts.
 
-    Between attempts it is open, except that the tear-down report of an item is held while it is not known yet whether
-    a later step of its tear-down fails.
+    All that an attempt reports is held until its protocol is over: its tear-down may still run out of device memory.
+    Between attempts the gate is open, except that the tear-down report of an item is held while it is not known yet
+    whether a later step of its tear-down fails.
     """
 
     def __init__(self, loop: Loop, config: pytest.Config) -> None:
@@ -414,6 +486,18 @@ class _Gate:
 
     def close(self) -> None:
         self._attempt = None
+
+    def release_all_but_teardown(self) -> None:
+        """Let out what is held before the report of the tear-down, in order."""
+        reports = [entry[2].get("report") for entry in self._held]
+        at = next((i for i, report in enumerate(reports) if report is not None and report.when == "teardown"), None)
+        if at is None:
+            self.release()
+            return
+        later = self._held[at:]
+        del self._held[at:]
+        self.release()
+        self._held = later
 
     def release(self) -> None:
         """Let out what is held, in order."""
@@ -454,28 +538,26 @@ class _Gate:
         if attempt is None or os.getpid() != loop.pid:
             return self._former[name](name, methods, kwargs, firstresult)
         nothing: list[Any] | None = None if firstresult else []
-        if not attempt.is_settled:
-            if name != "pytest_exception_interact":
-                self._held.append((name, list(methods), kwargs, firstresult))
-                return nothing
-            return nothing if attempt.is_deferred else self._former[name](name, methods, kwargs, firstresult)
-        if attempt.is_deferred:
+        if attempt.is_settled and attempt.is_deferred:
             self._note_teardown_error(attempt, name, kwargs)
             self._forget(name, kwargs)
             return nothing
-        self._pay_owed_error(name, kwargs)
-        if loop.is_next_unknown and name in _HELD_HOOKS:
-            self._held.append((name, list(methods), kwargs, firstresult))
-            return nothing
-        return self._former[name](name, methods, kwargs, firstresult)
+        if name == "pytest_exception_interact":
+            return nothing if attempt.does_not_count else self._former[name](name, methods, kwargs, firstresult)
+        if attempt.out_of_memory is not None:
+            self._note_teardown_error(attempt, name, kwargs)
+        elif attempt.is_settled:
+            self._pay_owed_error(name, kwargs)
+        self._held.append((name, list(methods), kwargs, firstresult))
+        return nothing
 
     def _on_log_record(self, record: logging.LogRecord) -> None:
         """Stands before the handler of `--log-file`, which writes what is logged at once."""
         attempt = self._attempt
         is_outside = attempt is None or os.getpid() != self._loop.pid or self._is_wider_set_up
-        if attempt is None or is_outside or (attempt.is_settled and not attempt.is_deferred):
+        if attempt is None or is_outside:
             self._write_record(record)
-        elif not attempt.is_settled:
+        elif not (attempt.is_settled and attempt.is_deferred):
             try:  # as text: what it refers to may change, or be what the attempt must let go of
                 self._held_records.append(_TO_TEXT.prepare(record))
             except Exception:  # noqa: BLE001 - what `emit` does with a record that cannot be formatted
@@ -488,7 +570,8 @@ class _Gate:
 
     @staticmethod
     def _note_teardown_error(attempt: Attempt, name: str, kwargs: dict[str, Any]) -> None:
-        if name == "pytest_runtest_logreport" and kwargs["report"].failed:
+        is_teardown = name == "pytest_runtest_logreport" and kwargs["report"].when == "teardown"
+        if is_teardown and kwargs["report"].failed and attempt.out_of_memory_when != "teardown":
             attempt.teardown_error = internals.crash_line(kwargs["report"])
 
     def _pay_owed_error(self, name: str, kwargs: dict[str, Any]) -> None:
@@ -535,9 +618,16 @@ class _Gate:
             internals.forget_unittest_errors(kwargs["item"])
             internals.note_phase(kwargs["item"], call.when)
             if call.excinfo is not None:
-                clear_quietly(call.excinfo.value)
+                oom.let_go(call.excinfo.value)
             return _discarded_report(kwargs["item"], call)
-        return self._former[name](name, methods, kwargs, firstresult)
+        report = self._former[name](name, methods, kwargs, firstresult)
+        if attempt is None or os.getpid() != self._loop.pid or call.excinfo is None or not report.failed:
+            return report
+        if not attempt.is_deferred and self._loop.may_try_again(attempt, call.excinfo.value):
+            attempt.run_out_of_memory(call.when, call.excinfo.value)
+        elif earlier := self._loop.earlier_oom():
+            report.sections += [("Out of device memory in an earlier attempt", text) for text in earlier]
+        return report
 
 
 def place_of(item: pytest.Item) -> Place:

@@ -117,6 +117,16 @@ class ItemQueue:
             bisect.insort(self._ready, held)
             self._wait_in_group(held)
 
+    def reopen(self, index: int) -> None:
+        """The item, which was finished last, has no result after all: it runs again."""
+        self._finished -= 1
+
+    def put_back(self, index: int) -> None:
+        """The item that was taken last is not to run yet."""
+        bisect.insort(self._ready, index)
+        self._count_delayed(index, 1)
+        self._wait_in_group(index)
+
     def withdraw(self, index: int) -> bool:
         """Take back an item that has not been taken, or was put off; False where it runs or is finished."""
         group = self._places[index].ordered_group

@@ -1,6 +1,7 @@
 """The controller of an xdist run: it has the pool that all workers use, and sees to it that no test is lost.
 
 before a worker starts    it is told where the pool is, and gets a file in which it notes which test it runs
+while tests run           a worker that needs its GPU alone gets it: see gpu/turns.py
 when a worker dies        the crash is blamed on the test that the file names; what was put off goes to others
 at the end                each test that has no outcome, and no excuse, is reported as failed
 """
@@ -8,6 +9,8 @@ at the end                each test that has no outcome, and no excuse, is repor
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +19,7 @@ import pytest
 from pytest_quack.compile.pool import CompilePool
 from pytest_quack.compile.server import Address, PoolServer
 from pytest_quack.deferral import running, xdist_internals
+from pytest_quack.gpu.turns import STAND_ASIDE, Turns
 from pytest_quack.report.summary import RunCounts
 
 # Under this name workers find what is theirs in `config.workerinput`, and the controller in `workeroutput`.
@@ -34,7 +38,14 @@ class Controller:
         """Offer the pool to workers. Raises OSError where no socket can be made."""
         self.counts = RunCounts()
         self._config = config
-        self._server = PoolServer(pool)
+        self._turns = Turns()
+        calls: dict[str, Callable[..., Any]] = {
+            "take_gpu_alone": self._turns.take_alone,
+            "give_gpu_back": self._turns.give_back,
+            "stand_aside": self._turns.stand_aside,
+            "leave_gpu": self._turns.leave,
+        }
+        self._server = PoolServer(pool, calls)
         self._marks: dict[Any, Path] = {}
         self._expected: dict[str, int] = {}
         self._outcomes: Counter[str] = Counter()
@@ -45,7 +56,9 @@ class Controller:
         mark = self._server.directory / f"running-{node.gateway.id}"
         running.create(mark)
         self._marks[node] = mark
-        node.workerinput[WORKER_DATA] = {**self._server.address.to_plain(), "mark": str(mark)}
+        name = node.gateway.id
+        node.workerinput[WORKER_DATA] = {**self._server.address.to_plain(), "name": name, "mark": str(mark)}
+        self._turns.enter(name, _devices(node), lambda: xdist_internals.tell_worker(node, STAND_ASIDE))
 
     def note_collection(self, ids: list[str]) -> None:
         """A worker has collected these tests."""
@@ -60,6 +73,7 @@ class Controller:
 
     def worker_is_down(self, node: Any, error: object) -> None:
         """A worker has finished, or died."""
+        self._turns.leave(node.gateway.id)
         mark = self._marks.get(node)
         if error is None:
             output = getattr(node, "workeroutput", None) or {}
@@ -87,12 +101,33 @@ class Controller:
         self._server.close()
 
 
-def find_address(config: pytest.Config) -> tuple[Address, str] | None:
-    """Where the controller's pool is, and the file for the running test; None where it has offered none."""
+@dataclass(frozen=True, slots=True)
+class WorkerData:
+    """What a worker is told by the controller.
+
+    Attributes:
+        address: where the controller's pool is.
+        name: the worker's name.
+        mark: the file for the running test.
+    """
+
+    address: Address
+    name: str
+    mark: str
+
+
+def find_worker_data(config: pytest.Config) -> WorkerData | None:
+    """What the controller has told this worker; None where it has not, or there is none."""
     plain = getattr(config, "workerinput", {}).get(WORKER_DATA)
     if not plain:
         return None
-    return Address(plain["machine"], plain["path"], plain["secret"]), plain["mark"]
+    return WorkerData(Address(plain["machine"], plain["path"], plain["secret"]), plain["name"], plain["mark"])
+
+
+def _devices(node: Any) -> frozenset[str]:
+    """The devices that a worker was given; none where they may be any."""
+    environ = getattr(node.gateway.spec, "env", None) or {}
+    return frozenset(filter(None, environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
 
 
 def _lost_report(nodeid: str) -> pytest.TestReport:

@@ -72,6 +72,17 @@ def find_worker_channel(config: pytest.Config) -> WorkerChannel | None:
     return None
 
 
+def tell_worker(node: Any, name: str) -> None:
+    """Send a command of our own to a worker, from the controller; xdist's own loop there leaves it alone."""
+    with contextlib.suppress(OSError):  # it is gone
+        node.sendcommand(name)
+
+
+def is_command(command: Any, name: str) -> bool:
+    """Whether a worker has been sent this command."""
+    return isinstance(command, tuple) and bool(command[0] == name)
+
+
 def stolen_indices(command: Any) -> list[int] | None:
     """Which tests a command asks back; None where it is another command."""
     if isinstance(command, tuple) and command[0] == "steal":

@@ -14,14 +14,18 @@ import contextlib
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from pytest_quack.compile.client import PoolClient
 from pytest_quack.deferral.local import Deferral, Loop, bookmark_beside
 from pytest_quack.deferral.running import RunningMark
-from pytest_quack.deferral.xdist_internals import WorkerChannel, stolen_indices
+from pytest_quack.deferral.xdist_internals import WorkerChannel, is_command, stolen_indices
+from pytest_quack.gpu import oom
+from pytest_quack.gpu.turns import STAND_ASIDE
 
 
 class WorkerLoop(Loop):
@@ -30,10 +34,14 @@ class WorkerLoop(Loop):
     # If this worker died between two reports of a test, another one would report the test once more.
     is_result_indivisible = True
 
-    def __init__(self, deferral: Deferral, session: pytest.Session, channel: WorkerChannel, mark: str | None) -> None:
-        """Take where tests come from, and the file that says which one is running."""
+    def __init__(
+        self, deferral: Deferral, session: pytest.Session, channel: WorkerChannel, name: str, mark: str | None
+    ) -> None:
+        """Take where tests come from, this worker's name, and the file that says which test is running."""
         super().__init__(deferral, session, deferral.pool, deferral.notices, ())
         self._channel: Final = channel
+        self._name: Final = name
+        self._must_stand_aside = False
         self._news: Final = threading.Event()
         self._is_closed = False
         self._indices: list[int] = []  # of the items, by position, in the session
@@ -48,7 +56,12 @@ class WorkerLoop(Loop):
     def run(self) -> bool:
         """Run what the controller sends until it sends no more, or the run is to stop."""
         self._channel.listen(self._on_command)
-        return super().run()
+        try:
+            self._ask_controller("stand_aside")  # somebody may have a GPU alone already
+            return super().run()
+        finally:
+            oom.free_memory_if_used()
+            self._ask_controller("leave_gpu")
 
     @property
     def is_over(self) -> bool:
@@ -61,6 +74,11 @@ class WorkerLoop(Loop):
 
     def _on_command(self, command: Any) -> None:
         """In xdist's thread."""
+        if is_command(command, STAND_ASIDE):
+            self._must_stand_aside = True
+            self._news.set()
+            self._pool.nudge()
+            return
         wanted = stolen_indices(command)
         given = [] if wanted is None else self._channel.give_back(wanted)
         if wanted is None:
@@ -90,6 +108,7 @@ class WorkerLoop(Loop):
         while self._queue.remaining == 1 and not self._is_closed:
             self._wait_for_controller()
             self._fetch()
+        self._stand_aside_if_asked()
         session_index = self._indices[index]
         self._channel.begin(session_index, f"[pytest-xdist running] {self._items[index].nodeid}")
         if self._mark is not None:
@@ -114,7 +133,30 @@ class WorkerLoop(Loop):
             self._channel.tell_complete(session_index, now - began_s)
         self._untold.clear()
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        is_alone = self._ask_controller("take_gpu_alone")
+        if is_alone is False:
+            self._notices.add("a test was run again for want of device memory, but other workers did not stand aside")
+        try:
+            yield
+        finally:
+            if is_alone:
+                oom.free_memory()
+                self._ask_controller("give_gpu_back")
+
+    def _stand_aside_if_asked(self) -> None:
+        """Between two tests: let another worker have the GPU that both use, as long as it needs it."""
+        while self._must_stand_aside:
+            self._must_stand_aside = False
+            oom.free_memory()
+            self._ask_controller("stand_aside")
+
+    def _ask_controller(self, name: str) -> Any:
+        return self._pool.ask_server(name, self._name) if isinstance(self._pool, PoolClient) else None
+
     def _wait_for_news(self, keys: list[str]) -> None:
+        self._stand_aside_if_asked()
         if keys:
             self._pool.wait_any(keys, until=self._news.is_set)
             self._news.clear()
@@ -125,6 +167,7 @@ class WorkerLoop(Loop):
         """Wait for a command, with every question of the controller answered: it may wait for that itself."""
         self._answer_steals()
         self._answer_steals()
+        self._stand_aside_if_asked()
         self._news.wait()
         self._news.clear()
 

@@ -9,6 +9,7 @@ from pytest_quack.compile.job import FailureKind, PoolStats
 from pytest_quack.settings import Settings
 
 _SLOWEST = 3
+_MOST_OOM_RETRIES = 10
 # The test compiles these again in its own process: it sees the error, or a notice says why the pool could not do it.
 _TOLD_BY_THE_TEST = {FailureKind.RAISED, FailureKind.REFUSED, FailureKind.POOL}
 
@@ -24,6 +25,7 @@ class RunCounts:
         corrupt: damaged cache entries that were set aside.
         deferrals: how often each test was put off, by node id.
         waits: how often a call waited in place, by reason.
+        oom_retries: what is to be said of each attempt that ran out of device memory and was made again.
         notices: what to tell the user once -> how often it happened.
         pool: the pool's counts; None where there was no pool.
     """
@@ -34,6 +36,7 @@ class RunCounts:
     corrupt: int = 0
     deferrals: dict[str, int] = field(default_factory=dict)
     waits: dict[str, int] = field(default_factory=dict)
+    oom_retries: list[str] = field(default_factory=list)
     notices: dict[str, int] = field(default_factory=dict)
     pool: PoolStats | None = None
 
@@ -46,6 +49,7 @@ class RunCounts:
             "corrupt": self.corrupt,
             "deferrals": dict(self.deferrals),
             "waits": dict(self.waits),
+            "oom_retries": list(self.oom_retries),
             "notices": dict(self.notices),
         }
 
@@ -55,6 +59,7 @@ class RunCounts:
         self.compiled_here.update(plain.get("compiled_here", ()))
         self.uncached += plain.get("uncached", 0)
         self.corrupt += plain.get("corrupt", 0)
+        self.oom_retries += plain.get("oom_retries", ())
         for name in ("deferrals", "waits", "notices"):
             ours: dict[str, int] = getattr(self, name)
             for text, number in plain.get(name, {}).items():
@@ -83,6 +88,11 @@ def lines(counts: RunCounts) -> list[str]:
     if counts.deferrals:
         total, tests = sum(counts.deferrals.values()), len(counts.deferrals)
         text.append(f"deferred: {_count(tests, 'test')}, {_count(total, 'time')} in all")
+    if counts.oom_retries:
+        more = len(counts.oom_retries) - _MOST_OOM_RETRIES
+        text.append(f"out of device memory: {_count(len(counts.oom_retries), 'attempt')}, each made again")
+        text += [f"  {line}" for line in counts.oom_retries[:_MOST_OOM_RETRIES]]
+        text += [f"  and {more} more"] if more > 0 else []
     if counts.waits:
         reasons = "; ".join(f"{_count(n, 'time')} because {why}" for why, n in sorted(counts.waits.items()))
         text.append(f"waited in place: {reasons}")

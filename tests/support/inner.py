@@ -88,16 +88,15 @@ class InnerProject:
         environ.update(self.environ)
         return environ
 
-    def run(self, *args: str, jobs: str | None = "2", timeout_s: float = 120) -> InnerResult:
-        """Run pytest with the plugin; `jobs` None leaves `--async-compile` away."""
+    def run(self, *args: str, jobs: str | None = "2", has_plugin: bool = True, timeout_s: float = 120) -> InnerResult:
+        """Run pytest; `jobs` None leaves `--async-compile` away, `has_plugin` False `-p pytest_quack`."""
         self.clear_log()
         junit = self.root.parent / "junit.xml"
         command = [
             sys.executable,
             "-m",
             "pytest",
-            "-p",
-            "pytest_quack",
+            *(["-p", "pytest_quack"] if has_plugin else []),
             f"--junitxml={junit}",
             "-o",
             "junit_family=xunit1",
