@@ -3,6 +3,7 @@
     python benchmarks/bench_plugin.py --sides plain jit_cache interception peer --keys 200 --rounds 2
     python benchmarks/bench_plugin.py --sides plain_cached jit_cache --phases warm --tests-per-key 5 --test-ms 20
     python benchmarks/bench_plugin.py --project tests/projects/memo_style --sides plain interception --rounds 3
+    python benchmarks/bench_plugin.py --sides jit_cache jit_cache:2 peer peer:2 --phases cold
 
 A suite is generated: KEYS kernels whose compile cost DEGREE sets, TESTS_PER_KEY tests for each of them that compute for
 TEST_MS milliseconds. Or it is a project of its own, with `--project`. The sides are
@@ -12,6 +13,8 @@ TEST_MS milliseconds. Or it is a project of its own, with `--project`. The sides
     jit_cache      with --async-compile; compile functions decorated with jit_cache
     interception   with --async-compile; the code of "plain"
     peer           the plugin and jit_cache of the distribution quack-kernels, where it and triton are installed
+
+and each of them, followed by ":N", with N workers of pytest-xdist.
 
 In each round each side runs in turn, each run a process of its own: cold, on an empty store, and warm, on the store
 that the cold run has filled. Reported are the wall time of the whole process and pytest's session time, their medians,
@@ -118,6 +121,24 @@ class Timing:
     summary: str
 
 
+def find_side(name: str, jobs: int) -> Side:
+    """The side of that name, which may end in ":N". Raises ValueError where there is none."""
+    base, _, workers = name.partition(":")
+    if base not in sides(jobs) or (workers and not workers.isdigit()):
+        raise ValueError(f"choose from {', '.join(sides(jobs))}, each with an optional :N")
+    side = sides(jobs)[base]
+    return Side(side.cache, (*side.arguments, "-n", workers)) if workers else side
+
+
+def side_name(text: str) -> str:
+    """An argument of --sides."""
+    try:
+        find_side(text, 1)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
 def kernels(cache: str) -> str:
     """The module of compile functions, with the cache of "plain", "ours" or "peer"."""
     return KERNELS.format(jit_cache=_CACHES[cache])
@@ -155,7 +176,7 @@ def run(folder: Path, store: Path, side: Side, more: dict[str, str]) -> Timing:
 
 
 def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
-    chosen = {name: sides(args.jobs)[name] for name in args.sides}
+    chosen = {name: find_side(name, args.jobs) for name in args.sides}
     for cache in {side.cache for side in chosen.values()}:
         write_suite(work / cache, cache, args)
     more: dict[str, str] = {}
@@ -167,10 +188,10 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     timings: dict[tuple[str, str], list[Timing]] = {(name, phase): [] for name in chosen for phase in args.phases}
     for number in range(args.rounds):
         for name, side in chosen.items():
-            store = work / f"store-{name}-{number}"
+            store = work / f"store-{name.replace(':', '-n')}-{number}"
             for phase in ("cold", "warm"):
                 if phase == "cold" and "cold" not in args.phases and number:
-                    store = work / f"store-{name}-0"  # filled in the first round
+                    store = work / f"store-{name.replace(':', '-n')}-0"  # filled in the first round
                 elif phase == "cold" or phase in args.phases:
                     timing = run(work / side.cache, store, side, more)
                     if phase in args.phases:
@@ -198,7 +219,10 @@ def compare(timings: dict[str, list[Timing]]) -> dict[str, Any]:
             "median_session_s": round(statistics.median(run.session_s for run in runs), 3),
             "last_summary": runs[-1].summary,
         }
-    for reference in dict.fromkeys([next(iter(timings)), *(["peer"] if "peer" in timings else [])]):
+    # Each side with workers is compared with the same side without them, too.
+    alone = [name.partition(":")[0] for name in timings if ":" in name]
+    references = [next(iter(timings)), *(name for name in ("peer", *alone) if name in timings)]
+    for reference in dict.fromkeys(references):
         result[f"ratios_to_{reference}"] = {
             name: {
                 part: round(statistics.median(getattr(a, part) / getattr(b, part) for a, b in pairs), 4)
@@ -213,7 +237,7 @@ def compare(timings: dict[str, list[Timing]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sides", nargs="+", choices=list(sides(1)), default=["plain", "jit_cache", "interception"])
+    parser.add_argument("--sides", nargs="+", type=side_name, default=["plain", "jit_cache", "interception"])
     parser.add_argument("--phases", nargs="+", choices=["cold", "warm"], default=["cold", "warm"])
     parser.add_argument("--project", type=Path, help="a folder with a suite of its own")
     parser.add_argument("--keys", type=int, default=200)
@@ -224,9 +248,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the result here")
     args = parser.parse_args()
-    if "peer" in args.sides and importlib.util.find_spec("quack") is None:
+    bases = {name.partition(":")[0] for name in args.sides}
+    if "peer" in bases and importlib.util.find_spec("quack") is None:
         parser.error('the side "peer" needs the distributions quack-kernels and triton in this environment')
-    if args.project is not None and {"plain_cached", "jit_cache", "peer"} & set(args.sides):
+    if args.project is not None and {"plain_cached", "jit_cache", "peer"} & bases:
         parser.error('a project has its own compile functions: its sides are "plain" and "interception"')
     with tempfile.TemporaryDirectory(prefix="bench-plugin-") as work:
         result = measure(args, Path(work))

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -18,6 +19,7 @@ from pytest_quack.compile.asking import AskingSide
 from pytest_quack.compile.client import PoolClient, PoolUnreachableError
 from pytest_quack.compile.pool import CompilePool
 from pytest_quack.compile.preload import AfterImport, ImportWatch
+from pytest_quack.deferral import worker_end
 from pytest_quack.deferral.local import Deferral
 from pytest_quack.deferral.xdist_controller import WORKER_DATA, Controller, WorkerData, find_worker_data
 from pytest_quack.deferral.xdist_internals import find_worker_channel
@@ -168,6 +170,8 @@ def start_run(config: pytest.Config, settings: Settings) -> None:
             pool = CompilePool(settings.jobs, timeout_s=settings.timeout_s, notices=runtime.notices, is_shared=True)
             run.pool, run.controller = pool, _make_controller(config, pool, runtime)
         else:
+            if hasattr(config, "workerinput"):
+                config.pluginmanager.register(worker_end.QuietInterrupt(), "pytest_quack_interrupt")
             run.pool, run.worker = _find_pool(config, settings, runtime)
             run.pool_before = active.activate(run.pool)
             run.deferral = Deferral(
@@ -180,7 +184,9 @@ def _find_pool(config: pytest.Config, settings: Settings, runtime: Runtime) -> t
     worker = find_worker_data(config)
     if worker is not None:
         try:
-            return PoolClient(worker.address, runtime.notices), worker
+            client = PoolClient(worker.address, runtime.notices)
+            worker_end.end_with(worker.controller_pid, Path(worker.address.path).parent)
+            return client, worker
         except PoolUnreachableError as error:
             runtime.notices.add(
                 f"an xdist worker has a pool of its own: that of the controller is unreachable, {error}"

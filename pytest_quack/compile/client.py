@@ -47,6 +47,8 @@ class PoolClient(AskingSide):
         except _PoolLostError as error:
             raise PoolUnreachableError(str(error)) from error
         super().__init__(jobs, environ)
+        self._wake_lock = threading.Lock()
+        self._is_shut_down = False
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -91,8 +93,9 @@ class PoolClient(AskingSide):
             return tuple(wanted)
 
     def nudge(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_write, b"x")
+        with self._wake_lock, contextlib.suppress(BlockingIOError):
+            if not self._is_shut_down:
+                os.write(self._wake_write, b"x")
 
     def add_waiter(self, key: str) -> None:
         with contextlib.suppress(_PoolLostError):
@@ -140,11 +143,15 @@ class PoolClient(AskingSide):
 
     def shutdown(self) -> None:
         """Disconnect; the pool goes on."""
-        if os.getpid() == self.owner_pid and self._lost is None:
-            self._lost = "this process has given up the pool"
-            self._disconnect()
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+        if os.getpid() != self.owner_pid:
+            return
+        self._lost = self._lost or "this process has given up the pool"
+        self._disconnect()
+        with self._wake_lock:
+            if not self._is_shut_down:
+                self._is_shut_down = True
+                os.close(self._wake_read)
+                os.close(self._wake_write)
 
     def _news(self) -> Imports | None:
         """What compile processes need, if that is not what the pool was told last."""

@@ -19,6 +19,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
@@ -31,6 +32,8 @@ from pytest_quack.compile.pool import CompilePool
 
 # A path of a Unix socket may have 107 bytes.
 _LONGEST_PATH: Final = 100
+# How often a thread that waits for a key looks whether the one that asked is still there.
+_LOOK_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +116,27 @@ class PoolServer:
             answer_challenge(connection, self.address.secret)
             while True:
                 name, *arguments = connection.recv()
-                connection.send(self._answer(name, arguments))
+                if name == "wait_any":
+                    connection.send(self._wait_any(connection, *arguments))
+                else:
+                    connection.send(self._answer(name, arguments))
 
     def _answer(self, name: str, arguments: list[Any]) -> tuple[str, Any]:
         try:
             return "ok", self._calls[name](*arguments)
         except Exception as error:  # noqa: BLE001 - it is the asking process that must know
             return "error", f"{type(error).__name__}: {error}"
+
+    def _wait_any(self, connection: Connection, keys: list[str], timeout_s: float | None) -> tuple[str, Any]:
+        """Wait for keys, but not longer than somebody wants to know. Raises EOFError when nobody does."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left = _LOOK_S if deadline is None else min(_LOOK_S, max(0.0, deadline - time.monotonic()))
+            kind, settled = self._answer("wait_any", [keys, left])
+            if kind != "ok" or settled or not keys or (deadline is not None and time.monotonic() >= deadline):
+                return kind, settled
+            if connection.poll():
+                raise EOFError("who asked says nothing while it waits, so it is gone")
 
     def _submit(self, job: Job, imports: Imports | None) -> KeyState:
         if imports is not None:

@@ -8,6 +8,7 @@ at the end                each test that has no outcome, and no excuse, is repor
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,9 +20,12 @@ import pytest
 from pytest_quack.compile.pool import CompilePool
 from pytest_quack.compile.server import Address, PoolServer
 from pytest_quack.deferral import running, xdist_internals
+from pytest_quack.deferral.worker_end import INTERRUPT
 from pytest_quack.gpu.turns import STAND_ASIDE, Turns
 from pytest_quack.report.summary import RunCounts
 
+# The event by which the controller's own loop learns that a worker has nothing to do.
+_IS_IDLE: Final = "quack_is_idle"
 # Under this name workers find what is theirs in `config.workerinput`, and the controller in `workeroutput`.
 WORKER_DATA: Final = "pytest_quack"
 _COMPLETE: Final = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
@@ -44,9 +48,12 @@ class Controller:
             "give_gpu_back": self._turns.give_back,
             "stand_aside": self._turns.stand_aside,
             "leave_gpu": self._turns.leave,
+            "is_idle": self._note_idle,
         }
         self._server = PoolServer(pool, calls)
         self._marks: dict[Any, Path] = {}
+        self._nodes: dict[str, Any] = {}
+        self._completed: Counter[Any] = Counter()  # by worker
         self._expected: dict[str, int] = {}
         self._outcomes: Counter[str] = Counter()
         config.pluginmanager.register(self, "pytest_quack_controller")
@@ -57,7 +64,10 @@ class Controller:
         running.create(mark)
         self._marks[node] = mark
         name = node.gateway.id
-        node.workerinput[WORKER_DATA] = {**self._server.address.to_plain(), "name": name, "mark": str(mark)}
+        about = {"name": name, "mark": str(mark), "controller_pid": os.getpid()}
+        node.workerinput[WORKER_DATA] = {**self._server.address.to_plain(), **about}
+        self._nodes[name] = node
+        xdist_internals.on_event(self._config, _IS_IDLE, self._send_more)
         self._turns.enter(name, _devices(node), lambda: xdist_internals.tell_worker(node, STAND_ASIDE))
 
     def note_collection(self, ids: list[str]) -> None:
@@ -70,6 +80,7 @@ class Controller:
         """A test has its outcome with the report of its tear-down; one that killed its worker with another."""
         if report.when not in {"setup", "call"}:
             self._outcomes[report.nodeid] += 1
+            self._completed[getattr(report, "node", None)] += 1
 
     def worker_is_down(self, node: Any, error: object) -> None:
         """A worker has finished, or died."""
@@ -82,6 +93,20 @@ class Controller:
         scheduler = xdist_internals.find_scheduler(self._config)
         if scheduler is not None and mark is not None:
             xdist_internals.blame(scheduler, node, running.read(mark))
+
+    def _note_idle(self, name: str) -> None:
+        """All that a worker has is put off. Called in a thread of the server."""
+        xdist_internals.post_event(self._nodes[name], _IS_IDLE)
+
+    def _send_more(self, node: Any) -> None:
+        xdist_internals.send_more(xdist_internals.find_scheduler(self._config), node, self._completed[node])
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Have workers stop now: execnet does so after 5 seconds, where a terminal has not told them too."""
+        if type(excinfo.value) is KeyboardInterrupt:  # not xdist's own, which ends a run after -x
+            for node in self._nodes.values():
+                xdist_internals.tell_worker(node, INTERRUPT)
 
     def report_lost(self, session: pytest.Session, exit_status: int) -> None:
         """Report each test without an outcome as failed, unless the run was ended before all could have one."""
@@ -109,11 +134,13 @@ class WorkerData:
         address: where the controller's pool is.
         name: the worker's name.
         mark: the file for the running test.
+        controller_pid: the controller's process.
     """
 
     address: Address
     name: str
     mark: str
+    controller_pid: int
 
 
 def find_worker_data(config: pytest.Config) -> WorkerData | None:
@@ -121,7 +148,8 @@ def find_worker_data(config: pytest.Config) -> WorkerData | None:
     plain = getattr(config, "workerinput", {}).get(WORKER_DATA)
     if not plain:
         return None
-    return WorkerData(Address(plain["machine"], plain["path"], plain["secret"]), plain["name"], plain["mark"])
+    address = Address(plain["machine"], plain["path"], plain["secret"])
+    return WorkerData(address, plain["name"], plain["mark"], plain["controller_pid"])
 
 
 def _devices(node: Any) -> frozenset[str]:

@@ -48,8 +48,9 @@ class WorkerChannel:
         return given
 
     def tell_unscheduled(self, indices: list[int]) -> None:
-        """Answer a request to give tests back."""
-        self._interactor.sendevent("unscheduled", indices=indices)
+        """Answer a request to give tests back; nobody hears it where the controller is gone."""
+        with contextlib.suppress(OSError):
+            self._interactor.sendevent("unscheduled", indices=indices)
 
     def tell_complete(self, index: int, duration_s: float) -> None:
         """Say that a test has its outcome, after its last report."""
@@ -109,6 +110,44 @@ def has_scheduled(config: pytest.Config) -> bool:
 def is_ended_early(config: pytest.Config) -> bool:
     """Whether the controller has been told to stop before all tests have run (-x, --maxfail, an interrupt)."""
     return bool(getattr(config.pluginmanager.get_plugin("dsession"), "shouldstop", False))
+
+
+def on_event(config: pytest.Config, name: str, act: Callable[[Any], None]) -> None:
+    """Have `act` called with a worker in the controller's own loop, whenever `post_event` says so."""
+    dsession = config.pluginmanager.get_plugin("dsession")
+    if dsession is not None:
+        setattr(dsession, f"worker_{name}", lambda node: act(node))
+
+
+def post_event(node: Any, name: str) -> None:
+    """Have something done about a worker in the controller's own loop; may be called from any thread."""
+    node.notify_inproc(name, node=node)
+
+
+def send_more(scheduler: Any, node: Any, completed: int) -> None:
+    """Send a worker more tests, if it has not had its share: all that it has is put off, so it has nothing to do.
+
+    The schedulers count a test that was put off as one that the worker is about to run. One that has given out
+    everything (`worksteal`, `each`) has no more to send. The share is what each worker would get of an even division,
+    so that a worker that is early leaves to the others what is theirs.
+    """
+    nodes = getattr(scheduler, "nodes", ())
+    if node not in nodes or node.shutting_down:
+        return
+    if hasattr(scheduler, "_send_tests") and not hasattr(scheduler, "steal_requested_from_node"):
+        held = completed + len(scheduler.node2pending[node])
+        room = -(-len(scheduler.collection) // len(nodes)) - held
+        if not scheduler.pending:
+            node.shutdown()  # as the scheduler does when a test is complete and none is left
+        elif room > 0:
+            scheduler._send_tests(node, min(room, max(2, len(scheduler.pending) // len(nodes) // 4)))
+    elif hasattr(scheduler, "_assign_work_unit"):
+        held = sum(len(unit) for unit in scheduler.assigned_work.get(node, {}).values())
+        total = len(scheduler.registered_collections.get(node, ()))
+        if not scheduler.workqueue:
+            node.shutdown()
+        elif held * len(nodes) < total:
+            scheduler._assign_work_unit(node)
 
 
 def blame(scheduler: Any, node: Any, running: int | None) -> None:

@@ -23,6 +23,7 @@ import pytest
 from pytest_quack.compile.client import PoolClient
 from pytest_quack.deferral.local import Deferral, Loop, bookmark_beside
 from pytest_quack.deferral.running import RunningMark
+from pytest_quack.deferral.worker_end import INTERRUPT, interrupt
 from pytest_quack.deferral.xdist_internals import WorkerChannel, is_command, stolen_indices
 from pytest_quack.gpu import oom
 from pytest_quack.gpu.turns import STAND_ASIDE
@@ -42,6 +43,7 @@ class WorkerLoop(Loop):
         self._channel: Final = channel
         self._name: Final = name
         self._must_stand_aside = False
+        self._is_finished = False
         self._news: Final = threading.Event()
         self._is_closed = False
         self._indices: list[int] = []  # of the items, by position, in the session
@@ -60,6 +62,7 @@ class WorkerLoop(Loop):
             self._ask_controller("stand_aside")  # somebody may have a GPU alone already
             return super().run()
         finally:
+            self._is_finished = True
             oom.free_memory_if_used()
             self._ask_controller("leave_gpu")
 
@@ -73,7 +76,13 @@ class WorkerLoop(Loop):
         return bool(self._session.shouldfail or self._session.shouldstop)
 
     def _on_command(self, command: Any) -> None:
-        """In xdist's thread."""
+        """In xdist's thread, which must not see an error: without it the process would never end."""
+        if self._is_finished:
+            self._channel.handle(command)
+            return
+        if is_command(command, INTERRUPT):
+            interrupt()
+            return
         if is_command(command, STAND_ASIDE):
             self._must_stand_aside = True
             self._news.set()
@@ -158,6 +167,8 @@ class WorkerLoop(Loop):
     def _wait_for_news(self, keys: list[str]) -> None:
         self._stand_aside_if_asked()
         if keys:
+            if not self._is_closed:
+                self._ask_controller("is_idle")
             self._pool.wait_any(keys, until=self._news.is_set)
             self._news.clear()
         elif not self._queue.parked:

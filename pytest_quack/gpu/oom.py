@@ -6,6 +6,7 @@ import contextlib
 import gc
 import re
 import sys
+import textwrap
 import traceback
 import warnings
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ _MESSAGE: Final = re.compile(
     r"CUDA out of memory\.|CUDA(?: driver)? error: out of memory|\bcudaErrorMemoryAllocation\b|"
     r"\bCUDA_ERROR_OUT_OF_MEMORY\b"
 )
+_COLOR: Final = re.compile(r"\x1b\[[0-9;]*m")
+_WIDTH: Final = 110
 # Errors of a test's own, whatever they quote.
 _NEVER: Final = (AssertionError, SyntaxError, NameError, ImportError)
 
@@ -35,8 +38,8 @@ class OutOfMemory:
     @classmethod
     def of(cls, error: BaseException) -> OutOfMemory:
         """What has just happened, on the device in use."""
-        first = (str(error).strip().splitlines() or [""])[0]
-        return cls(f"{type(error).__name__}: {first}", describe_device())
+        first = (_COLOR.sub("", str(error)).strip().splitlines() or [""])[0]
+        return cls(textwrap.shorten(f"{type(error).__name__}: {first}", _WIDTH, placeholder=" ..."), describe_device())
 
     def __str__(self) -> str:
         return f"{self.device}: {self.error}"

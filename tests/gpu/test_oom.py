@@ -172,6 +172,14 @@ def test_device_without_a_device() -> None:
     )
 
 
+def test_the_error_is_one_short_line_without_colours() -> None:
+    long = RuntimeError(
+        "\x1b[91mCUDA out of memory.\x1b[0m Tried to allocate 90.87 GiB. " + "More words. " * 40 + "\nmore"
+    )
+    assert oom.OutOfMemory.of(long).error.startswith("RuntimeError: CUDA out of memory. Tried to allocate 90.87 GiB.")
+    assert len(oom.OutOfMemory.of(long).error) <= 110
+
+
 def test_device_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(device: int) -> None:
         raise RuntimeError("CUDA error: unspecified launch failure\nmore")

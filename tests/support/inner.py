@@ -84,6 +84,8 @@ class InnerProject:
             QUACK_CACHE_DIR=str(self.cache),
             SIDE_LOG=str(self.log_path),
             PYTHONDONTWRITEBYTECODE="1",  # an edit within the same second must be seen
+            # Only what a test asks for. That of hypothesis, for one, costs seconds where no bytecode is written.
+            PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
         )
         environ.update(self.environ)
         return environ
@@ -97,6 +99,7 @@ class InnerProject:
             "-m",
             "pytest",
             *(["-p", "pytest_quack"] if has_plugin else []),
+            *(["-p", "xdist.plugin"] if "-n" in args else []),
             f"--junitxml={junit}",
             "-o",
             "junit_family=xunit1",
