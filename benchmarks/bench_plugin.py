@@ -127,7 +127,7 @@ def find_side(name: str, jobs: int) -> Side:
     if base not in sides(jobs) or (workers and not workers.isdigit()):
         raise ValueError(f"choose from {', '.join(sides(jobs))}, each with an optional :N")
     side = sides(jobs)[base]
-    return Side(side.cache, (*side.arguments, "-n", workers)) if workers else side
+    return Side(side.cache, (*side.arguments, "-p", "xdist.plugin", "-n", workers)) if workers else side
 
 
 def side_name(text: str) -> str:
@@ -161,6 +161,8 @@ def run(folder: Path, store: Path, side: Side, more: dict[str, str]) -> Timing:
     environ["OWNCACHE_DIR"] = f"{store}-own"  # the cache that a project has of its own
     environ["PYTHONPATH"] = str(ROOT)
     environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
+    environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # no side pays for what else is installed
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
     environ.update(more)
     shutil.rmtree(environ["OWNCACHE_DIR"], ignore_errors=True)
     store.mkdir(mode=0o700, exist_ok=True)

@@ -42,7 +42,7 @@ def killed_worker(work: Path, scheduler: str, moment: str) -> list[str]:
     return faults
 
 
-def check(runs: int) -> dict[str, Any]:
+def check(runs: int, ends: int) -> dict[str, Any]:
     """Return how often each went wrong, and how."""
     rows: dict[str, Any] = {}
     for scheduler in crash.SCHEDULERS:
@@ -55,21 +55,22 @@ def check(runs: int) -> dict[str, Any]:
         print(f"{scheduler}: {runs} runs, {len(faults)} faults", flush=True)
     for way in ended.WAYS:
         faults = []
-        for number in range(runs):
+        for number in range(ends):
             with tempfile.TemporaryDirectory(prefix="kill-check-") as folder:
                 left = ended.end(InnerProject(Path(folder)), way, "-n", "2")
             faults += [f"run {number}: {text}" for text in left]
-        rows[f"run ended, {way}"] = {"runs": runs, "faults": faults}
-        print(f"{way}: {runs} runs, {len(faults)} faults", flush=True)
+        rows[f"run ended, {way}"] = {"runs": ends, "faults": faults}
+        print(f"{way}: {ends} runs, {len(faults)} faults", flush=True)
     return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--runs", type=int, default=20, help="for each scheduler")
+    parser.add_argument("--ends", type=int, default=5, help="for each way to end a run")
     parser.add_argument("--json", type=Path, help="write the result here")
     args = parser.parse_args()
-    rows = check(args.runs)
+    rows = check(args.runs, args.ends)
     if args.json:
         args.json.write_text(json.dumps({**describe(), "checks": rows}, indent=1) + "\n")
     for name, row in rows.items():

@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import filelock
 import pytest
 
-from support.inner import InnerProject
+from support.inner import ALONE_AND_TWO_WORKERS, InnerProject
 
 pytestmark = [pytest.mark.light, pytest.mark.slow]
 USAGE_ERROR = 4
@@ -245,7 +246,8 @@ def test_damaged_artifact_is_compiled_again(inner: InnerProject, damage: str) ->
     assert again.summary("submitted") == 0, again.show()
 
 
-def test_compile_function_that_goes_wrong_in_every_way(inner: InnerProject) -> None:
+@ALONE_AND_TWO_WORKERS
+def test_compile_function_that_goes_wrong_in_every_way(inner: InnerProject, workers: tuple[str, ...]) -> None:
     inner.write(
         "test_it.py",
         """
@@ -261,7 +263,7 @@ def test_well(i):
     assert build(f"k{i}")() == 1.0
 """,
     )
-    result = inner.run("--async-compile-timeout=2")
+    result = inner.run("--async-compile-timeout=2", *workers)
     assert result.counts == {"passed": 7, "failed": 5}, result.show()
     for words in (
         "ValueError: raise has a bad tile",
@@ -272,5 +274,19 @@ def test_well(i):
     ):
         assert words in result.stdout, result.show()
     assert "worker fails in a compile process only" in result.stdout
-    again = inner.run("--async-compile-timeout=2", "-k", "raise or export or well")
+    again = inner.run("--async-compile-timeout=2", "-k", "raise or export or well", *workers)
     assert again.summary("submitted") == 0, again.show()
+
+
+@ALONE_AND_TWO_WORKERS
+def test_lock_that_another_process_never_gives_back(inner: InnerProject, workers: tuple[str, ...]) -> None:
+    inner.write("test_it.py", "from support.light import build\ndef test_it():\n    assert build('k')() == 1.0\n")
+    assert inner.run().counts == {"passed": 1}
+    (lock,) = inner.cache.rglob("locks/*")
+    for path in [*inner.cache.rglob("artifacts/*/*"), *inner.cache.rglob("direct/*/*")]:
+        path.unlink()
+    with filelock.FileLock(lock):
+        result = inner.run("--async-compile-timeout=2", *workers, timeout_s=60)
+    assert result.counts == {"passed": 1}, result.show()
+    assert result.events["compile k"] == 1
+    assert "without its lock" in result.stdout, result.show()

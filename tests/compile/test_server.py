@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -135,6 +136,66 @@ def test_wait_ends_when_it_is_told_to_and_the_next_question_gets_its_own_answer(
     assert client.poll("key")[0] is KeyState.PENDING
     assert client.pending(["key", "other"]) == {"key"}
     assert client.wait_any(["key"], timeout_s=0.05) == ()
+
+
+def test_thread_of_a_wait_that_was_given_up_ends(
+    pool: CompilePool, server: PoolServer, notices: Notices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytest_quack.compile.server._LOOK_S", 0.05)
+    pool._ensure_thread = lambda: None  # type: ignore[method-assign] # nothing settles
+    client = PoolClient(server.address, notices)
+    client.submit(job(client))
+
+    def serving() -> int:
+        return sum(thread.name == "quack-pool-client" for thread in threading.enumerate())
+
+    before = serving()
+    asked = iter([False, True])
+    client.nudge()
+    assert client.wait_any(["key"], until=lambda: next(asked)) == ()
+    deadline = time.monotonic() + 10
+    while serving() >= before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert serving() == before - 1  # the client has hung up, and connects anew for its next question
+
+
+def test_nudge_of_a_client_that_was_shut_down_touches_nothing(
+    pool: CompilePool, server: PoolServer, notices: Notices
+) -> None:
+    """Its descriptors belong to somebody else by then; and the thread that nudges must not see an error."""
+    client = PoolClient(server.address, notices)
+    write = client._wake_write
+    client.shutdown()
+    client.shutdown()
+    read, other = os.pipe()
+    os.dup2(other, write)
+    try:
+        client.nudge()
+        os.set_blocking(read, False)
+        with pytest.raises(BlockingIOError):
+            os.read(read, 1)
+    finally:
+        for descriptor in {read, other, write}:
+            os.close(descriptor)
+
+
+def test_client_whose_pool_was_lost_gives_its_descriptors_back(server: PoolServer, notices: Notices) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    client = PoolClient(server.address, notices)
+    client._lose("it has ended")
+    client.shutdown()
+    assert len(os.listdir("/proc/self/fd")) <= before + 1  # the server's end of the connection may linger
+
+
+def test_server_answers_more_questions(pool: CompilePool, notices: Notices) -> None:
+    server = PoolServer(pool, {"double": lambda number: 2 * number})
+    try:
+        client = PoolClient(server.address, notices)
+        assert client.ask_server("double", 21) == 42
+        client._lose("it has ended")
+        assert client.ask_server("double", 21) is None
+    finally:
+        server.close()
 
 
 def test_pool_that_goes_away_fails_every_key_and_says_so_once(

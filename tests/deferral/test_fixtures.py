@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from support.inner import InnerProject, InnerResult
+from support.inner import ALONE_AND_ONE_WORKER, ALONE_AND_TWO_WORKERS, InnerProject, InnerResult
 
 pytestmark = [pytest.mark.light, pytest.mark.slow]
 
 
 def check_nesting(result: InnerResult) -> None:
-    """Every "+scope name" is followed by its "-scope name", and they nest."""
+    """In each process, every "+scope name" is followed by its "-scope name", and they nest."""
+    for process in {line.partition(" ")[0] for line in result.log}:
+        _check_nesting([line.partition(" ")[2] for line in result.log if line.startswith(f"{process} ")], result)
+
+
+def _check_nesting(events: list[str], result: InnerResult) -> None:
     stack: list[str] = []
-    for line in result.log:
-        event = line.partition(" ")[2]
+    for event in events:
         if event.startswith("+"):
             stack.append(event[1:])
         elif event.startswith("-"):
@@ -70,22 +74,29 @@ def package_thing():
 """
 
 
-def test_retries_across_classes_modules_and_packages(inner: InnerProject) -> None:
+@ALONE_AND_TWO_WORKERS
+def test_retries_across_classes_modules_and_packages(inner: InnerProject, workers: tuple[str, ...]) -> None:
     inner.write("conftest.py", CONFTEST)
     for folder in ("p", "q"):
         inner.write(f"{folder}/__init__.py", "")
         for module in ("x", "y"):
             inner.write(f"{folder}/test_{module}.py", MODULE.format(name=f"{folder}{module}"))
-    cold = inner.run()
+    cold = inner.run(*workers)
     assert cold.counts == {"passed": 28}, cold.show()
     check_nesting(cold)
-    assert cold.events["+session"] == 1
-    warm = inner.run()
+    assert cold.events["+session"] == (2 if workers else 1)
+    warm = inner.run(*workers)
     assert warm.counts == {"passed": 28}
+    check_nesting(warm)
+    if workers:
+        return  # which worker gets which test differs
     assert {event: n for event, n in warm.events.items() if event[0] == "+" and n != 1} == {}
 
 
-def test_session_and_module_fixtures_are_set_up_once_for_rising_compile_times(inner: InnerProject) -> None:
+@ALONE_AND_ONE_WORKER
+def test_session_and_module_fixtures_are_set_up_once_for_rising_compile_times(
+    inner: InnerProject, workers: tuple[str, ...]
+) -> None:
     inner.write("conftest.py", CONFTEST)
     inner.write(
         "test_it.py",
@@ -107,7 +118,7 @@ def test_warm(module_thing):
     pass
 """,
     )
-    result = inner.run()
+    result = inner.run(*workers)
     assert result.counts == {"passed": 4}, result.show()
     check_nesting(result)
     assert result.events["+session"] == result.events["+module"] == 1, result.show()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.inner import InnerProject
+from support.inner import ALONE_AND_ONE_WORKER, InnerProject
 
 pytestmark = pytest.mark.light
 
@@ -132,8 +132,11 @@ class Async(unittest.IsolatedAsyncioTestCase):
         assert result.events[f"ran {name}"] == 1
 
 
+@ALONE_AND_ONE_WORKER
 @pytest.mark.parametrize("kind", ["fixture", "unittest"])
-def test_subtests_are_reported_once_from_the_attempt_that_counts(inner: InnerProject, kind: str) -> None:
+def test_subtests_are_reported_once_from_the_attempt_that_counts(
+    inner: InnerProject, kind: str, workers: tuple[str, ...]
+) -> None:
     pytest.importorskip("_pytest.subtests", reason="sub-tests are part of pytest from version 9 on")
     body = {
         "fixture": """
@@ -158,9 +161,9 @@ class Sub(unittest.TestCase):
             self.assertEqual(build("c")(), 2.0)
 """,
     }[kind]
-    cold = run_cold(inner, body)
-    warm = inner.run()
-    plain = inner.run(jobs=None)
+    cold = run_cold(inner, body, *workers)
+    warm = inner.run(*workers)
+    plain = inner.run(*workers, jobs=None)
     assert cold.counts == warm.counts == plain.counts, cold.show() + warm.show() + plain.show()
     assert cold.status == warm.status == plain.status == 1
     assert warm.summary("submitted") == 0
@@ -245,7 +248,8 @@ def test_fixture_of_the_function(request):
     assert result.stdout.count("deferred: 9 tests") == 1, result.show()
 
 
-def test_nothing_of_a_discarded_attempt_is_shown(inner: InnerProject) -> None:
+@ALONE_AND_ONE_WORKER
+def test_nothing_of_a_discarded_attempt_is_shown(inner: InnerProject, workers: tuple[str, ...]) -> None:
     body = """
 def test_noisy(record_property, recwarn):
     print("printed once")
@@ -258,13 +262,14 @@ def test_warns():
     warnings.warn("warned once")
     build("warns")()
 """
-    cold = run_cold(inner, body, "-rA", "--durations=0", "-vv")
+    cold = run_cold(inner, body, "-rA", "--durations=0", "-vv", *workers)
     assert cold.counts == {"passed": 1, "failed": 1, "warning": 1}, cold.show()
     assert cold.stdout.count("logged once") - cold.stdout.count('warning("logged once")') == 1, cold.show()
     assert cold.stdout.count("\nprinted once") == 1
     assert cold.stdout.count("UserWarning: warned once") == 1
     assert cold.stdout.count("call     test_it.py::test_noisy") == 1
-    assert cold.stdout.count("test_it.py::test_warns PASSED") == 1
+    assert cold.stdout.count("PASSED test_it.py::test_warns" if workers else "test_it.py::test_warns PASSED") >= 1
+    assert all(len(kinds) == 1 for kinds in cold.outcomes.values()), cold.show()
     assert cold.stdout.count("test_it.py::test_warns ") >= 1
     assert "put off" not in cold.stdout.replace("async-compile", "")
 

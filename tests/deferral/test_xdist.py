@@ -186,6 +186,102 @@ def test_tests_left_out_by_a_limit_are_excused(inner: InnerProject, option: str)
     assert 1 <= result.counts["failed"] < 30
 
 
+def test_x_ends_the_run_without_waiting_for_compiles(inner: InnerProject) -> None:
+    inner.write(
+        "test_it.py",
+        """
+        from support import light
+
+        def test_cold():
+            light.build("slow", seconds=60.0)()
+
+        def test_fails():
+            assert 0
+
+        def test_more():
+            pass
+        """,
+    )
+    result = inner.run("-n", "2", "-x", timeout_s=40)
+    assert result.status == 2, result.show()
+    assert result.counts["failed"] == 1
+    assert "test_it::test_cold" not in result.outcomes
+    assert "no worker was left" not in result.stdout
+
+
+def test_many_cold_keys_use_no_more_processes_than_jobs_and_one_import(inner: InnerProject) -> None:
+    inner.write(
+        "kernels.py",
+        """
+        import os, psutil
+        from support import light
+        from pytest_quack import jit_cache
+
+        if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+            light.log("import by the pool")
+
+        @jit_cache(backend=light.NAME)
+        def build(number):
+            siblings = [p for p in psutil.Process(os.getppid()).children() if p.status() != psutil.STATUS_ZOMBIE]
+            light.log(f"alive {len(siblings)}")
+            return light.LightKernel("k", float(number))
+        """,
+    )
+    inner.write(
+        "test_it.py",
+        """
+        import pytest
+        import kernels
+
+        @pytest.mark.parametrize("number", range(200))
+        def test_kernel(number):
+            assert kernels.build(number)() == number
+        """,
+    )
+    result = inner.run("-n", "4", jobs="8")
+    assert result.counts == {"passed": 200}, result.show()
+    assert result.summary("submitted") == 200
+    assert result.events["import by the pool"] == 1
+    alive = [int(event.split()[1]) for event in result.events if event.startswith("alive")]
+    assert 1 < max(alive) <= 8, alive
+
+
+def test_one_key_that_all_workers_want_is_submitted_once(inner: InnerProject) -> None:
+    inner.write(
+        "test_it.py",
+        "from support import light\n\ndef test_it():\n    assert light.build('k', seconds=2.0)() == 1.0\n",
+    )
+    result = inner.run("-n", "8", "--dist", "each")
+    assert result.counts == {"passed": 8}, result.show()
+    assert result.summary("submitted") == result.events["compile k"] == 1
+    assert "deferred: 1 test, 8 times in all" in result.stdout
+
+
+def test_idle_worker_gets_tests_while_what_it_has_is_put_off(inner: InnerProject) -> None:
+    """The scheduler sends two tests of these to each worker at first, and more when they are complete."""
+    inner.write(
+        "test_it.py",
+        """
+        import time
+        import pytest
+        from support import light
+
+        @pytest.mark.parametrize("number", range(6))
+        def test_slow(number):
+            light.build(f"k{number}", seconds=4.0)()
+            light.log("slow done")
+
+        @pytest.mark.parametrize("number", range(10))
+        def test_quick(number):
+            light.log("quick done")
+        """,
+    )
+    result = inner.run("-n", "2", jobs="6")
+    assert result.counts == {"passed": 16}, result.show()
+    order = [line.partition(" ")[2] for line in result.log if "done" in line]
+    assert order == ["quick done"] * 10 + ["slow done"] * 6, result.show()
+
+
 def test_group_stays_on_its_worker(inner: InnerProject) -> None:
     inner.write(
         "test_it.py",

@@ -20,6 +20,20 @@ class Node:
     shutting_down = False
 
 
+class Worker:
+    """A worker that keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.shutting_down = False
+        self.sent: list[int] = []
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.sent += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
 class FakeExecModel:
     """What xdist's queue needs of execnet's model of threads."""
 
@@ -111,3 +125,84 @@ def test_schedulers_by_scope_blame_what_ran_and_hand_out_the_rest(
     left = {nodeid for unit in made.workqueue.values() for nodeid, is_complete in unit.items() if not is_complete}
     assert left == {"b.py::x", "b.py::y"} - {culprit}
     assert not any(all(unit.values()) for unit in made.workqueue.values())
+
+
+def loaded(config: pytest.Config, tests: int, sent: int) -> tuple[Any, Worker, Worker]:
+    """LoadScheduling with two workers, of which the first has been sent some tests."""
+    made, first, second = scheduler.LoadScheduling(config), Worker(), Worker()
+    made.node2pending.update({first: list(range(sent)), second: []})
+    made.collection = [f"t{number}" for number in range(tests)]
+    made.pending = list(range(sent, tests))
+    return made, first, second
+
+
+def test_idle_worker_is_sent_more_up_to_its_share(pytester: pytest.Pytester) -> None:
+    made, first, second = loaded(pytester.parseconfig("--tx=2*popen"), 20, 2)
+    while True:
+        before = len(first.sent)
+        xdist_internals.send_more(made, first, completed=3)
+        if len(first.sent) == before:
+            break
+    assert first.sent == [2, 3, 4, 5, 6]  # three are complete and two were there: ten of twenty
+    assert made.node2pending[first] == list(range(7))
+    assert made.pending == list(range(7, 20))
+    assert not first.shutting_down
+    assert not second.sent
+
+
+def test_idle_worker_of_a_scheduler_that_has_no_more_is_told_so(pytester: pytest.Pytester) -> None:
+    config = pytester.parseconfig("--tx=2*popen")
+    made, first, second = loaded(config, 4, 4)
+    xdist_internals.send_more(made, first, completed=0)
+    assert first.shutting_down
+    xdist_internals.send_more(made, first, completed=0)  # it is on its way out
+    xdist_internals.send_more(made, Worker(), completed=0)  # nobody knows this one
+    xdist_internals.send_more(None, second, completed=0)
+    assert not first.sent
+    assert not second.shutting_down
+
+
+@pytest.mark.parametrize("name", ["WorkStealingScheduling", "EachScheduling"])
+def test_schedulers_that_give_everything_out_at_first_are_left_alone(pytester: pytest.Pytester, name: str) -> None:
+    made, first = getattr(scheduler, name)(pytester.parseconfig("--tx=popen")), Worker()
+    made.node2pending[first] = [0, 1]
+    xdist_internals.send_more(made, first, completed=0)
+    assert not first.sent
+    assert not first.shutting_down
+
+
+@pytest.mark.parametrize("name", ["LoadScopeScheduling", "LoadFileScheduling", "LoadGroupScheduling"])
+def test_idle_worker_is_sent_another_scope_up_to_its_share(pytester: pytest.Pytester, name: str) -> None:
+    made, first, second = getattr(scheduler, name)(pytester.parseconfig("--tx=2*popen")), Worker(), Worker()
+    collection = [f"{name}.py::{test}" for name in "abcd" for test in "xy"]
+    units: dict[str, dict[str, bool]] = {}
+    for nodeid in collection:
+        units.setdefault(made._split_scope(nodeid), {})[nodeid] = False
+    scopes = list(units)
+    for node in (first, second):
+        made.registered_collections[node] = collection
+        made.assigned_work[node] = {}
+    made.assigned_work[first] = {scopes[0]: units[scopes[0]]}
+    made.workqueue.update({scope: units[scope] for scope in scopes[1:]})
+    for _ in range(5):
+        xdist_internals.send_more(made, first, completed=0)
+    share = 3 if name == "LoadGroupScheduling" else 1  # its scopes are single tests here
+    assert len(first.sent) == (share if name == "LoadGroupScheduling" else 2)
+    assert not first.shutting_down
+    made.workqueue.clear()
+    xdist_internals.send_more(made, first, completed=0)
+    assert first.shutting_down
+
+
+def test_events_of_ours_reach_the_controllers_loop(pytester: pytest.Pytester) -> None:
+    config, seen = pytester.parseconfig("--tx=popen"), []
+    xdist_internals.on_event(config, "quack_test", seen.append)  # no loop: nothing happens
+    dsession = SimpleNamespace()
+    config.pluginmanager.register(dsession, "dsession")
+    xdist_internals.on_event(config, "quack_test", seen.append)
+    queue: list[Any] = []
+    node = SimpleNamespace(notify_inproc=lambda name, **kwargs: queue.append((name, kwargs)))
+    xdist_internals.post_event(node, "quack_test")
+    ((name, kwargs),) = queue
+    getattr(dsession, f"worker_{name}")(**kwargs)
+    assert seen == [node]

@@ -12,10 +12,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).resolve().parent.parent
 ROOT = TESTS.parent
 # What would tell an inner run something about the outer one, or about the developer's own settings.
 _PRIVATE = ("QUACK_", "PYTEST_", "CUTE_DSL_", "LIGHT_", "COV_", "SIDE_LOG")
+
+
+# Arguments of a run without xdist, and of one with as many workers as a test needs to show something.
+ALONE_AND_ONE_WORKER = pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "one worker"])
+ALONE_AND_TWO_WORKERS = pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "two workers"])
 
 
 @dataclass(frozen=True)
