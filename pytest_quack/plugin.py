@@ -228,6 +228,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         run.controller.report_lost(session, exitstatus)
     elif hasattr(session.config, "workeroutput"):
         run.hand_over_counts(session.config)
+        return
+    run.leave_warm_mark(session, exitstatus)
 
 
 # Hooks of the xdist controller.

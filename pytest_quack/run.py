@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,9 +22,11 @@ from pytest_quack.compile.pool import CompilePool
 from pytest_quack.compile.preload import AfterImport, ImportWatch
 from pytest_quack.deferral import worker_end
 from pytest_quack.deferral.local import Deferral
+from pytest_quack.deferral.warm import WarmMark
 from pytest_quack.deferral.xdist_controller import WORKER_DATA, Controller, WorkerData, find_worker_data
 from pytest_quack.deferral.xdist_internals import find_worker_channel
 from pytest_quack.deferral.xdist_worker import WorkerLoop
+from pytest_quack.gpu import oom
 from pytest_quack.gpu.workers import WorkerGpus, choose_gpus
 from pytest_quack.report import summary
 from pytest_quack.runtime import Runtime, replace_runtime
@@ -59,6 +62,8 @@ class QuackRun:
     interception: Interception | None = None
     after_import: AfterImport | None = None
     gpus: WorkerGpus | None = None
+    warm_mark: WarmMark | None = None
+    began_ns: int = field(default_factory=time.time_ns)
 
     def begin(self, config: pytest.Config) -> None:
         """Choose the workers' GPUs, in a controller; elsewhere watch for the import of the compiler.
@@ -117,11 +122,30 @@ class QuackRun:
         self.pool.adopt_environ()
         if self.pool.is_started:
             self.pool.prewarm()
+        self.warm_mark = self._make_warm_mark([item.nodeid for item in session.items])
+        may_run_again = self.settings.oom_retries and oom.has_device()
+        self.deferral.is_trusting = not may_run_again and self.warm_mark is not None and self.warm_mark.is_fresh()
         channel = find_worker_channel(session.config)
         if channel is not None:
             name, mark = (self.worker.name, self.worker.mark) if self.worker is not None else ("", None)
             return WorkerLoop(self.deferral, session, channel, name, mark).run()
         return self.deferral.drive(session)
+
+    def _make_warm_mark(self, nodeids: list[str]) -> WarmMark | None:
+        store = self.runtime.store
+        return WarmMark(store, nodeids, self.began_ns) if store is not None else None
+
+    def leave_warm_mark(self, session: pytest.Session, exit_status: int) -> None:
+        """After a complete run, tell the next one of the same tests that their kernels are in the store."""
+        if self.controller is not None:
+            nodeids = self.controller.warm_nodeids
+            mark = self._make_warm_mark(nodeids) if nodeids else None
+        else:
+            is_complete = exit_status in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}
+            is_complete = is_complete and not session.shouldfail and not session.shouldstop
+            mark = self.warm_mark if is_complete else None
+        if mark is not None:
+            mark.write()
 
     def counts(self) -> summary.RunCounts:
         """What this process has counted; of a controller, what its workers have."""

@@ -36,11 +36,13 @@ class Controller:
 
     Attributes:
         counts: what workers that have finished have counted.
+        warm_nodeids: the tests of a run that was complete, so that the next one may expect their kernels in the store.
     """
 
     def __init__(self, config: pytest.Config, pool: CompilePool) -> None:
         """Offer the pool to workers. Raises OSError where no socket can be made."""
         self.counts = RunCounts()
+        self.warm_nodeids: list[str] = []
         self._config = config
         self._turns = Turns()
         calls: dict[str, Callable[..., Any]] = {
@@ -114,6 +116,7 @@ class Controller:
         is_excused = xdist_internals.is_ended_early(config) or not xdist_internals.has_scheduled(config)
         if exit_status not in _COMPLETE or is_excused:
             return
+        self.warm_nodeids = list(self._expected)
         lost = [nodeid for nodeid, number in self._expected.items() if self._outcomes[nodeid] < number]
         for nodeid in lost:
             self._config.hook.pytest_runtest_logreport(report=_lost_report(nodeid))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import re
 import sys
 import textwrap
@@ -19,6 +20,7 @@ _MESSAGE: Final = re.compile(
 )
 _COLOR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _WIDTH: Final = 110
+_DEVICE_FILES: Final = ("/dev/nvidiactl", "/dev/dxg")  # Linux, and Linux under Windows
 # Errors of a test's own, whatever they quote.
 _NEVER: Final = (AssertionError, SyntaxError, NameError, ImportError)
 
@@ -62,6 +64,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     if _MESSAGE.search(str(error)):
         return True
     return error.__cause__ is not None and is_out_of_memory(error.__cause__)
+
+
+def has_device() -> bool:
+    """Whether this process may be able to use a GPU, as far as can be said without asking the driver."""
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in {"", "-1"}
+    return not is_hidden and any(os.path.exists(path) for path in _DEVICE_FILES)
 
 
 def describe_device() -> str:
