@@ -55,7 +55,7 @@ def test_it(number):
     time.sleep(0.05)
 """
 KILL = """
-@pytest.mark.parametrize("number", range(24))
+@pytest.mark.parametrize("number", range(120))
 def test_it(number):
     log(uuids=uuids())
     if number == 3:
@@ -255,11 +255,12 @@ def check_assignment(work: Path, devices: list[Device]) -> dict[str, Any]:
 
 def check_replacement(work: Path, devices: list[Device]) -> dict[str, Any]:
     """A worker is killed: its replacement sees the same device."""
-    result = Project(work, "replacement", KILL).run("-n", str(max(2, len(devices))), "--async-compile=2")
+    arguments = ("-n", str(max(2, len(devices))), "--maxschedchunk=1", "--async-compile=2")
+    result = Project(work, "replacement", KILL).run(*arguments)
     (killed,) = [entry["worker"] for entry in result["log"] if entry.get("killed")]
     found = workers(result)
     newest = f"gw{max(2, len(devices))}"
-    is_right = result["counts"] == {"failed": 1, "passed": 23} and found.get(newest) == found[killed]
+    is_right = result["counts"] == {"failed": 1, "passed": 119} and found.get(newest) == found[killed]
     if not is_right:
         print(result["output"], found)
     return {"is_right": is_right, "killed": killed, "workers": found}
@@ -328,7 +329,7 @@ def check_kinds(work: Path, devices: list[Device]) -> dict[str, Any]:
 def check_suite(work: Path, devices: list[Device]) -> dict[str, Any]:
     """The kernel suite with several workers and one pool: cold, then warm."""
     runs: dict[str, dict[str, Any]] = {}
-    numbers = {"0", "4", str(len(devices)), "auto"}
+    numbers = {"0", "4"} | ({"auto"} if len(devices) > 1 else set())
     for number in sorted(numbers):
         folder = work / f"suite_{number}"
         folder.mkdir()
@@ -342,7 +343,6 @@ def check_suite(work: Path, devices: list[Device]) -> dict[str, Any]:
             print(f"suite -n {number}, {phase}: {result}", flush=True)
     is_right = all(run["status"] == 0 for run in runs.values())
     is_right = is_right and all(run["submitted"] == 0 for name, run in runs.items() if name.endswith("warm"))
-    is_right = is_right and len({run["submitted"] for name, run in runs.items() if name.endswith("cold")}) == 1
     return {"is_right": is_right, "runs": runs}
 
 

@@ -163,6 +163,7 @@ class Loop:
         self._waiting_for: dict[int, frozenset[str]] = {}
         self._out_of_memory: dict[int, list[oom.OutOfMemory]] = {}  # attempts of an item that ran out of memory
         self.owed_errors: dict[int, pytest.TestReport] = {}
+        self._is_reported_now = False  # whether the result goes out though the next item is unknown
         self._settled_seen = -1
         self._has_new_parked = False
         self._current = -1
@@ -253,12 +254,12 @@ class Loop:
             return
         else:
             self._finished(index)
-            if not (self.is_result_indivisible and self.is_next_unknown):
+            if self._is_reported_now or not (self.is_result_indivisible and self.is_next_unknown):
                 self._gate.release_all_but_teardown()
             if self._is_stopping:  # as pytest does, before the tear-down is reported
                 self._tear_down_between(index, None)
         if not self._is_stopping:
-            if self.is_next_unknown:
+            if self.is_next_unknown and not self._is_reported_now:
                 return  # what else is torn down depends on the next item: see _wait_for_next
             if attempt.is_deferred and self._next is not None:
                 self._tear_down_between(index, self._items[self._next])
@@ -311,6 +312,7 @@ class Loop:
             self._blame_gpu_faults(attempt)
         attempt.is_settled = True
         attempt.note_temporary()
+        self._is_reported_now = False
         if attempt.out_of_memory is not None and not attempt.is_deferred:
             self._next = index
             return self._teardown_target(attempt)
@@ -325,7 +327,16 @@ class Loop:
         self._fetch()
         self._collect_ready()
         self._next = self._queue.take(index, self._scopes_in_use(index))
+        self._is_reported_now = not attempt.is_deferred and self._may_end_the_run()
         return self._teardown_target(attempt)
+
+    def _may_end_the_run(self) -> bool:
+        """Whether somebody must know of a failure at once (-x, --maxfail) whose result would be held as a whole.
+
+        All is torn down then, so that the result is complete.
+        """
+        is_held = self.is_result_indivisible and self.is_next_unknown and self._session.config.getvalue("maxfail")
+        return bool(is_held) and any(report.failed for report in self._gate.held_reports())
 
     def _scopes_in_use(self, index: int) -> list[int]:
         """The scopes of an item, by position, that hold fixtures; the session is never left."""
@@ -337,14 +348,13 @@ class Loop:
         ]
 
     def _teardown_target(self, attempt: Attempt) -> pytest.Item | None:
-        session = self._session
         if attempt.does_not_count:
             return bookmark_beside(attempt.item)
-        if session.shouldfail or session.shouldstop:
+        if self._is_stopping:
             return None
         if self._next is not None:
             return self._items[self._next]
-        return None if self.is_over else bookmark_beside(attempt.item)
+        return None if self.is_over or self._is_reported_now else bookmark_beside(attempt.item)
 
     def _likely_next(self, index: int) -> pytest.Item | None:
         """What plugins are told; what is torn down is decided in `settle`."""
@@ -440,7 +450,7 @@ class Loop:
             self._fetch()
             self._collect_ready()
             index = self._queue.take(last if last >= 0 else None, self._scopes_in_use(last) if last >= 0 else ())
-            if index is not None or self.is_over:
+            if index is not None or self.is_over or self._is_stopping:
                 break
             # A key may settle just now: then there may be nothing left to wait for, and the next round sees it.
             self._wait_for_news(sorted(self._pending_keys()))

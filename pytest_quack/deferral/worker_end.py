@@ -19,6 +19,8 @@ import pytest
 
 # The command by which a controller that is interrupted stops its workers.
 INTERRUPT: Final = "quack_interrupt"
+# The command that leaves out the tests that are not finished, after -x or --maxfail.
+GIVE_UP: Final = "quack_give_up"
 # From the interrupt, after which fixtures are torn down, to the end of the process whatever it does.
 _GRACE_S: Final = 3.0
 _POLL_S: Final = 0.5

@@ -20,12 +20,14 @@ import pytest
 from pytest_quack.compile.pool import CompilePool
 from pytest_quack.compile.server import Address, PoolServer
 from pytest_quack.deferral import running, xdist_internals
-from pytest_quack.deferral.worker_end import INTERRUPT
+from pytest_quack.deferral.worker_end import GIVE_UP, INTERRUPT
 from pytest_quack.gpu.turns import STAND_ASIDE, Turns
 from pytest_quack.report.summary import RunCounts
 
 # The event by which the controller's own loop learns that a worker has nothing to do.
 _IS_IDLE: Final = "quack_is_idle"
+# The event after a failure, which may have been the last that the run allows.
+_HAS_FAILED: Final = "quack_has_failed"
 # Under this name workers find what is theirs in `config.workerinput`, and the controller in `workeroutput`.
 WORKER_DATA: Final = "pytest_quack"
 _COMPLETE: Final = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
@@ -70,6 +72,7 @@ class Controller:
         node.workerinput[WORKER_DATA] = {**self._server.address.to_plain(), **about}
         self._nodes[name] = node
         xdist_internals.on_event(self._config, _IS_IDLE, self._send_more)
+        xdist_internals.on_event(self._config, _HAS_FAILED, self._give_up_after_limit)
         self._turns.enter(name, _devices(node), lambda: xdist_internals.tell_worker(node, STAND_ASIDE))
 
     def note_collection(self, ids: list[str]) -> None:
@@ -83,6 +86,8 @@ class Controller:
         if report.when not in {"setup", "call"}:
             self._outcomes[report.nodeid] += 1
             self._completed[getattr(report, "node", None)] += 1
+        if report.failed and hasattr(report, "node"):
+            xdist_internals.post_event(report.node, _HAS_FAILED)  # xdist counts it when all have seen it
 
     def worker_is_down(self, node: Any, error: object) -> None:
         """A worker has finished, or died."""
@@ -102,6 +107,12 @@ class Controller:
 
     def _send_more(self, node: Any) -> None:
         xdist_internals.send_more(xdist_internals.find_scheduler(self._config), node, self._completed[node])
+
+    def _give_up_after_limit(self, _: Any) -> None:
+        """Where the run ends early, have no worker wait for the kernels of tests that are put off."""
+        if xdist_internals.is_ended_early(self._config):
+            for node in self._nodes.values():
+                xdist_internals.tell_worker(node, GIVE_UP)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:

@@ -23,7 +23,7 @@ import pytest
 from pytest_quack.compile.client import PoolClient
 from pytest_quack.deferral.local import Deferral, Loop, bookmark_beside
 from pytest_quack.deferral.running import RunningMark
-from pytest_quack.deferral.worker_end import INTERRUPT, interrupt
+from pytest_quack.deferral.worker_end import GIVE_UP, INTERRUPT, interrupt
 from pytest_quack.deferral.xdist_internals import WorkerChannel, is_command, stolen_indices
 from pytest_quack.gpu import oom
 from pytest_quack.gpu.turns import STAND_ASIDE
@@ -73,7 +73,7 @@ class WorkerLoop(Loop):
 
     def _is_told_to_stop(self) -> bool:
         """The controller learns why this worker stops when it has finished."""
-        return bool(self._session.shouldfail or self._session.shouldstop)
+        return self._is_stopping
 
     def _on_command(self, command: Any) -> None:
         """In xdist's thread, which must not see an error: without it the process would never end."""
@@ -82,6 +82,11 @@ class WorkerLoop(Loop):
             return
         if is_command(command, INTERRUPT):
             interrupt()
+            return
+        if is_command(command, GIVE_UP):
+            self._session.shouldstop = "the run ends early"  # xdist expects to hear so from a worker with tests left
+            self._news.set()
+            self._pool.nudge()
             return
         if is_command(command, STAND_ASIDE):
             self._must_stand_aside = True
@@ -114,7 +119,7 @@ class WorkerLoop(Loop):
     def _before(self, index: int) -> None:
         """As xdist does, know of another test before this one begins, or that there is none."""
         self._fetch()
-        while self._queue.remaining == 1 and not self._is_closed:
+        while self._queue.remaining == 1 and not self._is_closed and not self._is_stopping:
             self._wait_for_controller()
             self._fetch()
         self._stand_aside_if_asked()

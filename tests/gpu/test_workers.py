@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_assign import FOUR, GIB, MIXED, device
 
 from pytest_quack.errors import GpuError
 from pytest_quack.gpu.devices import Device
 from pytest_quack.gpu.workers import WorkerGpus, choose_gpus
 from pytest_quack.settings import Settings, resolve
+from support.devices import FOUR, GIB, MIXED, device
 
 pytestmark = pytest.mark.light
 execnet = pytest.importorskip("execnet", reason="needs pytest-xdist")
