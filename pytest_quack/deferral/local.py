@@ -254,9 +254,10 @@ class Loop:
             return
         else:
             self._finished(index)
+            was_stopping = self._is_stopping
             if self._is_reported_now or not (self.is_result_indivisible and self.is_next_unknown):
                 self._gate.release_all_but_teardown()
-            if self._is_stopping:  # as pytest does, before the tear-down is reported
+            if self._is_stopping and not was_stopping:  # a report did it: pytest then tears all down at once
                 self._tear_down_between(index, None)
         if not self._is_stopping:
             if self.is_next_unknown and not self._is_reported_now:

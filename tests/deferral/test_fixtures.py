@@ -299,6 +299,39 @@ def test_never():
     assert list(result.outcomes) == ["test_it::test_fails"]
 
 
+@pytest.mark.parametrize("where", ["call", "teardown"])
+def test_run_that_is_told_to_stop_in_a_test_ends_as_without_the_plugin(inner: InnerProject, where: str) -> None:
+    inner.write(
+        "test_it.py",
+        f"""
+import pytest
+from support.light import build, log
+
+@pytest.fixture(scope="module")
+def wide():
+    yield
+    log("-wide")
+    raise ValueError("wide")
+
+@pytest.fixture
+def stop(request):
+    yield
+    if {where == "teardown"}:
+        request.session.shouldstop = "told"
+
+def test_a(wide, stop, request):
+    if {where == "call"}:
+        request.session.shouldstop = "told"
+
+def test_b(wide):
+    pass
+""",
+    )
+    plain, ours = inner.run(jobs=None), inner.run()
+    assert plain.events["-wide"] == ours.events["-wide"] == 1
+    assert (ours.status, ours.counts, ours.outcomes) == (plain.status, plain.counts, plain.outcomes), ours.show()
+
+
 def test_x_does_not_stop_at_a_deferral(inner: InnerProject) -> None:
     inner.write(
         "test_it.py", "from support.light import build\ndef test_a():\n    build('a')()\ndef test_b():\n    pass\n"
