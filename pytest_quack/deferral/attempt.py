@@ -99,6 +99,7 @@ class Attempt:
         keys: what it was refused because it is still being compiled; not empty means that it does not count.
         is_settled: whether it was decided, at the beginning of the tear-down, if it counts.
         is_first: whether it is the item's first.
+        is_reported: whether its result is out already, before its tear-down.
         out_of_memory: what ran out of device memory, where the item may try again: it does not count then.
         out_of_memory_when: in which phase.
     """
@@ -111,6 +112,7 @@ class Attempt:
     keys: set[str] = field(default_factory=set)
     is_settled: bool = False
     teardown_error: str | None = None
+    is_reported: bool = False
     out_of_memory: OutOfMemory | None = None
     out_of_memory_when: str = ""
     _exceptions: list[weakref.ref[BaseException]] = field(default_factory=list)

@@ -254,11 +254,8 @@ class Loop:
             return
         else:
             self._finished(index)
-            was_stopping = self._is_stopping
             if self._is_reported_now or not (self.is_result_indivisible and self.is_next_unknown):
                 self._gate.release_all_but_teardown()
-            if self._is_stopping and not was_stopping:  # a report did it: pytest then tears all down at once
-                self._tear_down_between(index, None)
         if not self._is_stopping:
             if self.is_next_unknown and not self._is_reported_now:
                 return  # what else is torn down depends on the next item: see _wait_for_next
@@ -329,6 +326,12 @@ class Loop:
         self._collect_ready()
         self._next = self._queue.take(index, self._scopes_in_use(index))
         self._is_reported_now = not attempt.is_deferred and self._may_end_the_run()
+        has_failed = not attempt.is_deferred and any(report.failed for report in self._gate.held_reports())
+        if has_failed and not (self.is_result_indivisible and self.is_next_unknown):
+            # What tears down may look at it, and pytest tears all down if it ends the run. To run the test again
+            # because its tear-down runs out of memory would not help it.
+            self._gate.release()
+            attempt.is_reported = True
         return self._teardown_target(attempt)
 
     def _may_end_the_run(self) -> bool:
@@ -383,6 +386,7 @@ class Loop:
         tries = len(self._out_of_memory.get(self._current, ()))
         return (
             tries < self._deferral.max_oom_retries
+            and not attempt.is_reported
             and attempt.item.get_closest_marker(MARKER) is None
             and oom.is_out_of_memory(error)
         )

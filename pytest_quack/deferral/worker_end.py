@@ -29,8 +29,11 @@ _POLL_S: Final = 0.5
 class QuietInterrupt:
     """Keeps pytest from formatting the traceback of an interrupt, which takes a second or more and nobody sees."""
 
+    has_happened = threading.Event()
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        self.has_happened.set()
         excinfo.traceback = excinfo.traceback[-1:]
 
 
@@ -43,17 +46,22 @@ def end_with(parent_pid: int, leftover: Path) -> None:
         threading.Thread(target=_watch, args=(parent_pid, leftover), name="quack-orphan", daemon=True).start()
 
 
-def interrupt() -> None:
-    """Stop this process's main thread as Ctrl-C does."""
-    os.kill(os.getpid(), signal.SIGINT)
+def end_soon() -> None:
+    """Stop this process's main thread as Ctrl-C does, unless that has happened, and soon end it whatever it does."""
+    threading.Thread(target=_end, name="quack-end", daemon=True).start()
+
+
+def _end() -> None:
+    if not QuietInterrupt.has_happened.wait(_POLL_S):  # a terminal may have told this process too
+        os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(_GRACE_S)
+    os._exit(1)
 
 
 def _watch(parent_pid: int, leftover: Path) -> None:
     _wait_for_end(parent_pid)
     shutil.rmtree(leftover, ignore_errors=True)
-    interrupt()
-    time.sleep(_GRACE_S)
-    os._exit(1)
+    _end()
 
 
 def _wait_for_end(pid: int) -> None:

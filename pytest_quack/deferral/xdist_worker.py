@@ -23,7 +23,7 @@ import pytest
 from pytest_quack.compile.client import PoolClient
 from pytest_quack.deferral.local import Deferral, Loop, bookmark_beside
 from pytest_quack.deferral.running import RunningMark
-from pytest_quack.deferral.worker_end import GIVE_UP, INTERRUPT, interrupt
+from pytest_quack.deferral.worker_end import GIVE_UP, INTERRUPT, end_soon
 from pytest_quack.deferral.xdist_internals import WorkerChannel, is_command, stolen_indices
 from pytest_quack.gpu import oom
 from pytest_quack.gpu.turns import STAND_ASIDE
@@ -77,11 +77,11 @@ class WorkerLoop(Loop):
 
     def _on_command(self, command: Any) -> None:
         """In xdist's thread, which must not see an error: without it the process would never end."""
+        if is_command(command, INTERRUPT):
+            end_soon()
+            return
         if self._is_finished:
             self._channel.handle(command)
-            return
-        if is_command(command, INTERRUPT):
-            interrupt()
             return
         if is_command(command, GIVE_UP):
             self._session.shouldstop = "the run ends early"  # xdist expects to hear so from a worker with tests left

@@ -55,15 +55,16 @@ def list_devices() -> list[Device]:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return []
+    found: list[Device] = []
     try:
-        return [
-            device
-            for index in range(pynvml.nvmlDeviceGetCount())
-            for handle in _usable(pynvml, index)
-            for device in _devices_of(pynvml, index, handle)
-        ]
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            for handle in _usable(pynvml, index):
+                with contextlib.suppress(pynvml.NVMLError):  # one that cannot be asked is as good as lost
+                    found += _devices_of(pynvml, index, handle)
     finally:
-        pynvml.nvmlShutdown()
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+    return found
 
 
 def _usable(nvml: Any, index: int) -> list[Any]:

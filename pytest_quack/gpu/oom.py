@@ -53,9 +53,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     True for torch's class, for the messages of the CUDA runtime and driver, for an error that was raised `from` one of
     these, and for a group of nothing else. An assertion that quotes such a message is none.
     """
-    members = getattr(error, "exceptions", None)
-    if isinstance(members, (tuple, list)) and members:
-        return all(isinstance(member, BaseException) and is_out_of_memory(member) for member in members)
+    members = _members(error)
+    if members:
+        return all(map(is_out_of_memory, members))
     if isinstance(error, _NEVER) or not isinstance(error, Exception):
         return False
     torch_class = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
@@ -64,6 +64,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     if _MESSAGE.search(str(error)):
         return True
     return error.__cause__ is not None and is_out_of_memory(error.__cause__)
+
+
+def _members(error: BaseException) -> list[BaseException]:
+    """What a group, or a doctest's failures, consist of; nothing for an error that stands for itself."""
+    found = [*(getattr(error, "exceptions", None) or ()), *(getattr(error, "failures", None) or ())]
+    raised = getattr(error, "exc_info", None)  # of doctest.UnexpectedException
+    if isinstance(raised, tuple) and len(raised) == 3:
+        found.append(raised[1])
+    return [member for member in found if isinstance(member, BaseException)]
 
 
 def has_device() -> bool:
@@ -113,7 +122,7 @@ def _chain(error: BaseException) -> list[BaseException]:
         part = waiting.pop()
         if part is not None and id(part) not in found:
             found[id(part)] = part
-            waiting += [part.__cause__, part.__context__, *getattr(part, "exceptions", ())]
+            waiting += [part.__cause__, part.__context__, *_members(part)]
     return list(found.values())
 
 

@@ -79,7 +79,13 @@ def choose_gpus(
     deadline = time.monotonic() + settings.gpu_wait_s
     is_waiting = False
     while True:
-        visible = _look(environ, lister)
+        try:
+            visible = _look(environ, lister)
+        except Exception as error:  # noqa: BLE001 - NVML's binding raises what it likes: no reason to run no tests
+            _refuse_or_tell(settings, tell, error)
+            return None
+        if visible.ignored and not is_waiting:
+            tell(f"CUDA_VISIBLE_DEVICES ends at {visible.ignored}, which names no GPU of this machine, or several")
         if not visible.choices:
             return None
         if len(visible.choices) < per_worker:
@@ -89,8 +95,6 @@ def choose_gpus(
             )
         roomy = _with_free_memory(visible, settings.gpu_min_free_bytes)
         if len(roomy.choices) >= per_worker:
-            if visible.ignored:
-                tell(f"CUDA_VISIBLE_DEVICES ends at {visible.ignored}, which names no GPU of this machine")
             return WorkerGpus(roomy, per_worker)
         left_s = deadline - time.monotonic()
         if left_s <= 0:
@@ -99,6 +103,13 @@ def choose_gpus(
             tell(f"waiting up to {settings.gpu_wait_s:g} s: {_too_little_memory(visible, settings)}")
             is_waiting = True
         sleep(min(_POLL_S, left_s))
+
+
+def _refuse_or_tell(settings: Settings, tell: Callable[[str], None], error: Exception) -> None:
+    text = f"workers get no GPUs of their own: NVML cannot list them ({type(error).__name__}: {error})"
+    if settings.gpus_per_worker or settings.gpu_min_free_bytes:
+        raise GpuError(f"{text}. Leave out --gpus-per-worker and --gpu-min-free to go on without.") from error
+    tell(text)
 
 
 def _names_none(environ: Mapping[str, str]) -> bool:

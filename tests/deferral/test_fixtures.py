@@ -299,6 +299,43 @@ def test_never():
     assert list(result.outcomes) == ["test_it::test_fails"]
 
 
+@pytest.mark.parametrize("option", ["-x", "--maxfail=2"])
+def test_errors_of_all_tear_downs_of_the_last_test_are_reported(inner: InnerProject, option: str) -> None:
+    inner.write(
+        "conftest.py", "from support.light import log\ndef pytest_runtest_logreport(report): log(report.outcome)\n"
+    )
+    inner.write(
+        "test_it.py",
+        """
+import pytest
+from support.light import build, log
+
+@pytest.fixture(scope="module")
+def wide():
+    yield
+    print("said while it is torn down")
+    raise ValueError("wide")
+
+@pytest.fixture
+def narrow():
+    yield
+    log("torn down")
+    raise KeyError("narrow")
+
+def test_a(narrow, wide):
+    assert 0
+
+def test_b(wide):
+    pass
+""",
+    )
+    plain, ours = inner.run(option, jobs=None), inner.run(option)
+    assert [line.partition(" ")[2] for line in ours.log] == [line.partition(" ")[2] for line in plain.log], ours.show()
+    assert (ours.status, ours.counts, ours.outcomes) == (plain.status, plain.counts, plain.outcomes), ours.show()
+    for text in ("KeyError: 'narrow'", "ValueError: wide", "said while it is torn down"):
+        assert (text in ours.stdout) == (text in plain.stdout), ours.show()
+
+
 @pytest.mark.parametrize("where", ["call", "teardown"])
 def test_run_that_is_told_to_stop_in_a_test_ends_as_without_the_plugin(inner: InnerProject, where: str) -> None:
     inner.write(

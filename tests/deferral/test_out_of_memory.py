@@ -8,7 +8,7 @@ import pytest
 
 from support.inner import InnerProject
 
-pytestmark = pytest.mark.light
+pytestmark = [pytest.mark.light, pytest.mark.slow]
 
 PRELUDE = """
     import gc, sys, unittest, weakref

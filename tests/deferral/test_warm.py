@@ -47,6 +47,7 @@ def project(inner: InnerProject) -> InnerProject:
     return inner
 
 
+@pytest.mark.slow
 @ALONE_AND_TWO_WORKERS
 def test_second_run_takes_no_precautions_and_a_changed_source_brings_them_back(
     project: InnerProject, workers: tuple[str, ...]
@@ -68,6 +69,7 @@ def test_second_run_takes_no_precautions_and_a_changed_source_brings_them_back(
     assert "waited in place" not in edited.stdout
 
 
+@pytest.mark.slow
 @ALONE_AND_TWO_WORKERS
 def test_kernels_that_are_missing_all_the_same_cost_one_wait_for_each_process(
     project: InnerProject, workers: tuple[str, ...]
@@ -83,6 +85,7 @@ def test_kernels_that_are_missing_all_the_same_cost_one_wait_for_each_process(
     assert all(len(kinds) == 1 for kinds in result.outcomes.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["-x", "exit"])
 def test_run_that_was_not_complete_promises_nothing(project: InnerProject, how: str) -> None:
     project.write(

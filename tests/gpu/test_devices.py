@@ -53,6 +53,21 @@ def test_gpus_and_mig_instances(nvml: ModuleType, monkeypatch: pytest.MonkeyPatc
     assert [device.name for device in list_devices()] == ["0", "MIG-c", "4"]
 
 
+@pytest.mark.parametrize("name", ["nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUUID"])
+def test_gpu_that_cannot_be_asked_is_left_out(nvml: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    ask = getattr(nvml, name)
+
+    def fail_for_one(gpu: dict[str, object]) -> object:
+        if gpu["uuid"] == "GPU-b":
+            raise nvml.NVMLError("not supported")
+        return ask(gpu)
+
+    monkeypatch.setattr(nvml, name, fail_for_one)
+    monkeypatch.setenv("NVML_STUB", nvml_stub.dump([{"uuid": "GPU-a"}, {"uuid": "GPU-b"}, {"uuid": "GPU-c"}]))
+    assert [device.uuids[0] for device in list_devices()] == ["GPU-a", "GPU-c"]
+    assert nvml.opened == 0
+
+
 def test_this_process_has_no_cuda_context() -> None:
     assert not has_cuda_context()
 

@@ -85,6 +85,17 @@ def test_a_group_counts_if_all_of_it_does() -> None:
     assert not oom.is_out_of_memory(ExceptionGroup("teardown", [REAL[0], ValueError("also")]))
 
 
+def test_failures_of_a_doctest_are_looked_into() -> None:
+    wrapped = ValueError("unexpected")
+    wrapped.exc_info = (RuntimeError, REAL[0], None)  # type: ignore[attr-defined]
+    assert oom.is_out_of_memory(wrapped)
+    several = ValueError("several")
+    several.failures = [wrapped, ValueError("also")]  # type: ignore[attr-defined]
+    assert not oom.is_out_of_memory(several)
+    several.failures = [wrapped]  # type: ignore[attr-defined]
+    assert oom.is_out_of_memory(several)
+
+
 class Thing:
     """Something that a weak reference can be to."""
 

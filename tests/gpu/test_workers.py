@@ -55,7 +55,7 @@ def test_workers_elsewhere_and_workers_that_have_devices_are_left_alone() -> Non
     assert "CUDA_DEVICE_ORDER" not in environs[3]
 
 
-@pytest.mark.parametrize("visible", ["", "-1", "  ", "9"])
+@pytest.mark.parametrize("visible", ["", "-1", "  "])
 def test_a_list_of_nothing_stays_nothing(visible: str) -> None:
     assert choose(FOUR, visible=visible) == (None, [])
 
@@ -72,7 +72,19 @@ def test_a_name_that_ends_the_list_is_told() -> None:
     gpus, told = choose(FOUR, visible="0,9,1")
     assert gpus is not None
     assert gpus.groups == 1
-    assert told == ["CUDA_VISIBLE_DEVICES ends at 9, which names no GPU of this machine"]
+    assert told == ["CUDA_VISIBLE_DEVICES ends at 9, which names no GPU of this machine, or several"]
+
+
+def test_driver_that_cannot_list_its_gpus_ends_the_run_only_where_they_were_asked_for() -> None:
+    def lister() -> list[Device]:
+        raise AttributeError("no nvmlInit")
+
+    told: list[str] = []
+    assert choose_gpus(settings(), {}, told.append, lister) is None
+    assert told == ["workers get no GPUs of their own: NVML cannot list them (AttributeError: no nvmlInit)"]
+    for option in ("--gpus-per-worker=1", "--gpu-min-free=1GB"):
+        with pytest.raises(GpuError, match="NVML cannot list them"):
+            choose_gpus(settings(option), {}, told.append, lister)
 
 
 def test_more_for_each_worker_than_there_are() -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import uuid
 from collections.abc import Callable
@@ -56,14 +57,16 @@ _SUITE: Final = """
     @pytest.mark.parametrize("number", range(4))
     def test_slow(number, wide):
         light.log("in a test")
-        time.sleep(60)
+        BODY
 """
 
 
-def end(inner: InnerProject, way: str, *arguments: str, within_s: float = 5.0) -> list[str]:
-    """Run a suite, end it while compiles and a test run, and return what is left `within_s` seconds later."""
+def end(
+    inner: InnerProject, way: str, *arguments: str, body: str = "time.sleep(60)", within_s: float = 5.0
+) -> list[str]:
+    """Run a suite, end it while compiles and a test of this `body` run, and return what is left after `within_s`."""
     mark = uuid.uuid4().hex
-    inner.write("test_it.py", _SUITE)
+    inner.write("test_it.py", _SUITE.replace("BODY", textwrap.indent(textwrap.dedent(body), " " * 8).strip()))
     inner.clear_log()
     inner.environ[MARK] = mark
     inner.environ["TMPDIR"] = str(inner.root.parent)
