@@ -100,6 +100,7 @@ class Attempt:
         is_settled: whether it was decided, at the beginning of the tear-down, if it counts.
         is_first: whether it is the item's first.
         is_reported: whether its result is out already, before its tear-down.
+        hook_error: what a hook raised that was told of the result before the tear-down.
         out_of_memory: what ran out of device memory, where the item may try again: it does not count then.
         out_of_memory_when: in which phase.
     """
@@ -113,6 +114,7 @@ class Attempt:
     is_settled: bool = False
     teardown_error: str | None = None
     is_reported: bool = False
+    hook_error: Exception | None = None
     out_of_memory: OutOfMemory | None = None
     out_of_memory_when: str = ""
     _exceptions: list[weakref.ref[BaseException]] = field(default_factory=list)

@@ -295,6 +295,8 @@ class Loop:
         finally:
             self._deferral._attempt = None
             self._gate.close()
+        if attempt.hook_error is not None:
+            raise attempt.hook_error
         self.settle(attempt)  # a protocol without a tear-down, of a plugin's own, has not settled it
         return attempt
 
@@ -330,8 +332,11 @@ class Loop:
         if has_failed and not (self.is_result_indivisible and self.is_next_unknown):
             # What tears down may look at it, and pytest tears all down if it ends the run. To run the test again
             # because its tear-down runs out of memory would not help it.
-            self._gate.release()
             attempt.is_reported = True
+            try:
+                self._gate.release()
+            except Exception as error:  # noqa: BLE001 - of somebody's hook, raised on when the tear-down is over
+                attempt.hook_error = error
         return self._teardown_target(attempt)
 
     def _may_end_the_run(self) -> bool:

@@ -336,6 +336,22 @@ def test_b(wide):
         assert (text in ours.stdout) == (text in plain.stdout), ours.show()
 
 
+def test_error_in_a_hook_that_is_told_of_a_failure_ends_the_run_as_without_the_plugin(inner: InnerProject) -> None:
+    inner.write(
+        "conftest.py",
+        """
+        def pytest_runtest_logreport(report):
+            if report.when == "call" and report.failed:
+                raise RuntimeError("a hook is broken")
+        """,
+    )
+    inner.write("test_it.py", "def test_a():\n    assert 0\n\ndef test_b():\n    pass\n")
+    plain, ours = inner.run(jobs=None), inner.run()
+    assert plain.status == ours.status == 3, ours.show()
+    assert "a hook is broken" in ours.stdout
+    assert (ours.counts, ours.outcomes) == (plain.counts, plain.outcomes), ours.show()
+
+
 @pytest.mark.parametrize("where", ["call", "teardown"])
 def test_run_that_is_told_to_stop_in_a_test_ends_as_without_the_plugin(inner: InnerProject, where: str) -> None:
     inner.write(
