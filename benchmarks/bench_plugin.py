@@ -174,7 +174,8 @@ def run(folder: Path, store: Path, side: Side, more: dict[str, str]) -> Timing:
         sys.exit(f"a run failed with status {done.returncode}:\n{done.stdout[-4000:]}\n{done.stderr[-2000:]}")
     session = re.findall(r"passed.* in ([\d.]+)s", done.stdout)
     assert session, done.stdout
-    return Timing(wall_s, float(session[-1]), "\n".join(done.stdout.strip().splitlines()[-6:]))
+    lines = [line for line in done.stdout.strip().splitlines() if "site-packages" not in line]  # warnings of others
+    return Timing(wall_s, float(session[-1]), "\n".join(lines[-6:]))
 
 
 def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
