@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
 
 from environment import describe  # noqa: E402 - found through the path above
+from gpu_check import run  # noqa: E402 - beside this file
 
 from pytest_quack.gpu.devices import Device, list_devices  # noqa: E402 - as above
 
@@ -173,43 +171,10 @@ class Project:
 
     def run(self, *arguments: str, **environ: str | None) -> dict[str, Any]:
         self.log_path.write_text("")
-        result = run_pytest(self.folder, arguments, {"SIDE_LOG": str(self.log_path), **environ})
+        more = {"SIDE_LOG": str(self.log_path), **environ}
+        result = run(self.folder, self.folder / "cache", ["-p", "pytest_quack", *arguments], more)
         result["log"] = [json.loads(line) for line in self.log_path.read_text().splitlines()]
         return result
-
-
-def run_pytest(folder: Path, arguments: tuple[str, ...], more: dict[str, str | None]) -> dict[str, Any]:
-    environ = {**os.environ, "QUACK_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": _python_path()}
-    for name, value in more.items():
-        environ.pop(name, None)
-        if value is not None:
-            environ[name] = value
-    # plugins that neither the suite nor the checks want
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark"]
-    began = time.perf_counter()
-    done = subprocess.run(
-        [*command, "-p", "pytest_quack", *arguments],
-        cwd=folder,
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=540,
-    )
-    wall_s = time.perf_counter() - began
-    last = [line for line in done.stdout.splitlines() if re.search(r" in [\d.]+s", line)]
-    counts = re.findall(r"(\d+) (passed|failed|errors?|skipped|submitted)", "\n".join(last))
-    return {
-        "status": done.returncode,
-        "wall_s": round(wall_s, 2),
-        "counts": {name: int(number) for number, name in counts},
-        "submitted": int(next(iter(re.findall(r"(\d+) submitted", done.stdout)), -1)),
-        "output": done.stdout + done.stderr,
-    }
-
-
-def _python_path() -> str:
-    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 def workers(result: dict[str, Any]) -> dict[str, list[str]]:
@@ -333,16 +298,16 @@ def check_suite(work: Path, devices: list[Device]) -> dict[str, Any]:
     for number in sorted(numbers):
         folder = work / f"suite_{number}"
         folder.mkdir()
-        arguments = ("-n", number, "--async-compile=16", "--pyargs", "quack_kernels")
+        arguments = ("-p", "pytest_quack", "-n", number, "--async-compile=16", "--pyargs", "quack_kernels")
         for phase in ("cold", "warm"):
-            result = run_pytest(folder, arguments, {})
+            result = run(folder, folder / "cache", arguments, {})
             if result["status"]:
                 print(result["output"][-6000:])
             del result["output"]
             runs[f"-n {number}, {phase}"] = result
             print(f"suite -n {number}, {phase}: {result}", flush=True)
-    is_right = all(run["status"] == 0 for run in runs.values())
-    is_right = is_right and all(run["submitted"] == 0 for name, run in runs.items() if name.endswith("warm"))
+    is_right = all(result["status"] == 0 for result in runs.values())
+    is_right = is_right and all(one["submitted"] == 0 for name, one in runs.items() if name.endswith("warm"))
     return {"is_right": is_right, "runs": runs}
 
 

@@ -2,8 +2,8 @@
 
 Whether an attempt was interrupted is decided by the record made here when CompilePending is raised, not by the
 exception that arrives: no `except`, `raises(BaseException)`, `finally: return`, xfail or TestCase can turn it into a
-result. Up to the tear-down everything that the attempt reports is held back; when it begins, the attempt either counts,
-and what was held is reported, or it does not, and nothing of it remains.
+result. What the attempt reports is held back until its tear-down begins where it has failed, else until it is over;
+then it either counts, and what was held is reported, or it does not, and nothing of it remains.
 """
 
 from __future__ import annotations

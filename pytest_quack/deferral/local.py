@@ -4,7 +4,7 @@ Who does what in one attempt:
 
     loop            takes an item from the queue and calls the ordinary `pytest_runtest_protocol` hook
     call in a test  misses; `Deferral.on_pending` records that and raises CompilePending, or waits where it must
-    gate            holds back what the attempt reports until it is over, then lets it out or drops it
+    gate            holds back what the attempt reports until it is known to count, then lets it out or drops it
     loop            parks the item until its keys are settled, or counts it as finished
 
 An attempt that ran out of device memory does not count either, as long as the item may try again: that happens at once,
@@ -328,7 +328,7 @@ class Loop:
         self._collect_ready()
         self._next = self._queue.take(index, self._scopes_in_use(index))
         self._is_reported_now = not attempt.is_deferred and self._may_end_the_run()
-        has_failed = not attempt.is_deferred and any(report.failed for report in self._gate.held_reports())
+        has_failed = not attempt.is_deferred and self._gate.holds_failure
         if has_failed and not (self.is_result_indivisible and self.is_next_unknown):
             # What tears down may look at it, and pytest tears all down if it ends the run. To run the test again
             # because its tear-down runs out of memory would not help it.
@@ -344,8 +344,8 @@ class Loop:
 
         All is torn down then, so that the result is complete.
         """
-        is_held = self.is_result_indivisible and self.is_next_unknown and self._session.config.getvalue("maxfail")
-        return bool(is_held) and any(report.failed for report in self._gate.held_reports())
+        is_held = self.is_result_indivisible and self.is_next_unknown
+        return is_held and bool(self._session.config.getoption("maxfail")) and self._gate.holds_failure
 
     def _scopes_in_use(self, index: int) -> list[int]:
         """The scopes of an item, by position, that hold fixtures; the session is never left."""
@@ -487,9 +487,9 @@ class Loop:
 class _Gate:
     """Stands in front of the hooks that publish what happens, and lets through what counts.
 
-    All that an attempt reports is held until its protocol is over: its tear-down may still run out of device memory.
-    Between attempts the gate is open, except that the tear-down report of an item is held while it is not known yet
-    whether a later step of its tear-down fails.
+    What an attempt reports is held until its protocol is over, since its tear-down may still run out of device memory;
+    where it has failed by then, until its tear-down begins. Between attempts the gate is open, except that the
+    tear-down report of an item is held while it is not known yet whether a later step of its tear-down fails.
     """
 
     def __init__(self, loop: Loop, config: pytest.Config) -> None:
@@ -560,6 +560,10 @@ class _Gate:
 
     def held_reports(self) -> list[pytest.TestReport]:
         return [kwargs["report"] for name, _, kwargs, _ in self._held if name == "pytest_runtest_logreport"]
+
+    @property
+    def holds_failure(self) -> bool:
+        return any(report.failed for report in self.held_reports())
 
     def replace_discarded_report(self, report: pytest.TestReport) -> None:
         """Put `report` in the place of the one that said that the attempt was put off."""
