@@ -5,7 +5,8 @@
 A suite of TESTS tests that do nothing but call one of KEYS kernels, which are all in the store, is run with
 `--async-compile` and without the plugin, in turn, ROUNDS times for each scheduler, with two workers ("no": in one
 process). Kernels need no compiler. Reported is, for each scheduler and number of tests, the median of the differences
-of wall time and of CPU time of all processes of a run, in ms for each test that was run.
+of wall time and of CPU time of all processes of a run, in ms for each test that was run; and, from the smallest and the
+largest number of tests, what each further test adds, apart from what a run costs once.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def run(folder: Path, store: Path, scheduler: str, is_with: bool) -> tuple[float
         PYTHONPATH=os.pathsep.join([str(ROOT / "tests"), str(ROOT)]),
         QUACK_CACHE_DIR=str(store),
         PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
+        PYTHONPYCACHEPREFIX=str(folder.parent / "bytecode"),
     )
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every run compiles what an installed plugin has in bytecode
     plugin = ["-p", "pytest_quack", "--async-compile=2"] if is_with else []
     workers = [] if scheduler == "no" else ["-p", "xdist.plugin", "-n", "2", "--dist", scheduler]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
@@ -89,6 +92,16 @@ def measure(folder: Path, store: Path, scheduler: str, tests: int, rounds: int) 
     return result
 
 
+def slope(rows: list[dict[str, Any]], scheduler: str) -> dict[str, float]:
+    """What each test adds beyond the smallest number of them, in ms."""
+    mine = sorted((row for row in rows if row["scheduler"] == scheduler), key=lambda row: row["tests"])
+    first, last = mine[0], mine[-1]
+    added = {
+        name: [row[f"{name}_added_ms_per_test"] * row["tests"] for row in (first, last)] for name in ("wall", "cpu")
+    }
+    return {name: round((b - a) / (last["tests"] - first["tests"]), 4) for name, (a, b) in added.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedulers", nargs="+", choices=SCHEDULERS, default=list(SCHEDULERS))
@@ -104,7 +117,8 @@ def main() -> None:
             write_suite(folder, tests, args.keys)
             run(folder, store, "no", True)  # fills the store
             rows += [measure(folder, store, scheduler, tests, args.rounds) for scheduler in args.schedulers]
-    report({"keys": args.keys, "rounds": args.rounds, "rows": rows}, args.json)
+    slopes = {scheduler: slope(rows, scheduler) for scheduler in args.schedulers} if len(args.tests) > 1 else {}
+    report({"keys": args.keys, "rounds": args.rounds, "rows": rows, "ms_per_further_test": slopes}, args.json)
 
 
 if __name__ == "__main__":

@@ -68,9 +68,10 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    # pluggy finds a plugin's hooks by dir(); nothing else asks for it often enough to matter. It then looks for the
-    # marks of each without `__getattr__` (since pluggy 1.7), so they must be here by then.
+    # pluggy finds a plugin's hooks by dir(). It then looks for the marks of each without `__getattr__` (since pluggy
+    # 1.7), so they must be here by then. pytest, looking for fixtures, gets every name that dir() gives: the public
+    # ones are not among them before they are used, or every run would import the modules that they come from.
     plugin = _plugin()
     for name in plugin.HOOKS:
         globals().setdefault(name, getattr(plugin, name))
-    return sorted({*globals(), *_HOME_OF})
+    return sorted(globals())

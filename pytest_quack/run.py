@@ -8,29 +8,32 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_quack.backends import DEFAULT, Interception, find_backend
+from pytest_quack.backends import DEFAULT, INTERCEPTED_MODULE, find_backend
 from pytest_quack.cache.directory import open_directory
-from pytest_quack.cache.traced import TraceCache
 from pytest_quack.compile import active, preload
 from pytest_quack.compile.asking import AskingSide
-from pytest_quack.compile.client import PoolClient, PoolUnreachableError
 from pytest_quack.compile.pool import CompilePool
 from pytest_quack.compile.preload import AfterImport, ImportWatch
 from pytest_quack.deferral import worker_end
-from pytest_quack.deferral.local import Deferral
-from pytest_quack.deferral.warm import WarmMark
-from pytest_quack.deferral.xdist_controller import WORKER_DATA, Controller, WorkerData, find_worker_data
+from pytest_quack.deferral.worker_data import WORKER_DATA, WorkerData, find_worker_data
 from pytest_quack.deferral.xdist_internals import find_worker_channel
-from pytest_quack.deferral.xdist_worker import WorkerLoop
 from pytest_quack.gpu import oom
-from pytest_quack.gpu.workers import WorkerGpus, choose_gpus
 from pytest_quack.report import summary
 from pytest_quack.runtime import Runtime, replace_runtime
 from pytest_quack.settings import Settings
+
+# What only a controller needs, or only a process that runs tests, is imported where it is needed: each module costs
+# every run a millisecond or more.
+if TYPE_CHECKING:
+    from pytest_quack.backends import Interception
+    from pytest_quack.deferral.local import Deferral
+    from pytest_quack.deferral.warm import WarmMark
+    from pytest_quack.deferral.xdist_controller import Controller
+    from pytest_quack.gpu.workers import WorkerGpus
 
 _RUN_KEY: Final = pytest.StashKey["QuackRun"]()
 _GPUS_KEY: Final = pytest.StashKey["WorkerGpus | None"]()
@@ -84,17 +87,16 @@ class QuackRun:
     def _intercept(self) -> None:
         if self.pool is None or not self.settings.is_interception_on:
             return
-        interception = find_backend(DEFAULT).interception(TraceCache(DEFAULT), self.runtime.notices.add)
-        if interception is None:
-            return
-
-        def install() -> None:
-            preload.register_interception(DEFAULT)
-            interception.install()
-
-        self.interception = interception
-        self.after_import = AfterImport(frozenset({interception.module}), install)
+        self.after_import = AfterImport(frozenset({INTERCEPTED_MODULE}), self._install_interception)
         self.after_import.install()
+
+    def _install_interception(self) -> None:
+        from pytest_quack.cache.traced import TraceCache
+
+        self.interception = find_backend(DEFAULT).interception(TraceCache(DEFAULT), self.runtime.notices.add)
+        if self.interception is not None:
+            preload.register_interception(DEFAULT)
+            self.interception.install()
 
     def header(self) -> list[str]:
         lines = []
@@ -127,11 +129,15 @@ class QuackRun:
         self.deferral.is_trusting = not may_run_again and self.warm_mark is not None and self.warm_mark.is_fresh()
         channel = find_worker_channel(session.config)
         if channel is not None:
+            from pytest_quack.deferral.xdist_worker import WorkerLoop
+
             name, mark = (self.worker.name, self.worker.mark) if self.worker is not None else ("", None)
             return WorkerLoop(self.deferral, session, channel, name, mark).run()
         return self.deferral.drive(session)
 
     def _make_warm_mark(self, nodeids: list[str]) -> WarmMark | None:
+        from pytest_quack.deferral.warm import WarmMark
+
         store = self.runtime.store
         return WarmMark(store, nodeids, self.began_ns) if store is not None else None
 
@@ -198,6 +204,8 @@ def start_run(config: pytest.Config, settings: Settings) -> None:
                 config.pluginmanager.register(worker_end.QuietInterrupt(), "pytest_quack_interrupt")
             run.pool, run.worker = _find_pool(config, settings, runtime)
             run.pool_before = active.activate(run.pool)
+            from pytest_quack.deferral.local import Deferral
+
             run.deferral = Deferral(
                 run.pool, runtime.notices, why_wait=run.why_wait, max_oom_retries=settings.oom_retries
             )
@@ -207,6 +215,8 @@ def _find_pool(config: pytest.Config, settings: Settings, runtime: Runtime) -> t
     """The pool for a process that runs tests: its controller's if it can be reached, else its own."""
     worker = find_worker_data(config)
     if worker is not None:
+        from pytest_quack.compile.client import PoolClient, PoolUnreachableError
+
         try:
             client = PoolClient(worker.address, runtime.notices)
             worker_end.end_with(worker.controller_pid, Path(worker.address.path).parent)
@@ -219,6 +229,8 @@ def _find_pool(config: pytest.Config, settings: Settings, runtime: Runtime) -> t
 
 
 def _make_controller(config: pytest.Config, pool: CompilePool, runtime: Runtime) -> Controller | None:
+    from pytest_quack.deferral.xdist_controller import Controller
+
     try:
         return Controller(config, pool)
     except OSError as error:
@@ -254,6 +266,8 @@ def find_gpus(config: pytest.Config, settings: Settings) -> WorkerGpus | None:
     Raises GpuError as `choose_gpus` does.
     """
     if _GPUS_KEY not in config.stash:
+        from pytest_quack.gpu.workers import choose_gpus
+
         config.stash[_GPUS_KEY] = choose_gpus(settings, os.environ, lambda text: _tell(config, text))
     return config.stash[_GPUS_KEY]
 

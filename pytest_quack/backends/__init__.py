@@ -18,6 +18,8 @@ from pytest_quack.errors import SettingsError
 
 DEFAULT: Final = "cute_dsl"
 _BUILT_IN: Final = {"cute_dsl": "pytest_quack.backends.cute_dsl:BACKEND"}
+# When this module has been imported, compiles of the default backend can be intercepted, and not before.
+INTERCEPTED_MODULE: Final = "cutlass.cutlass_dsl.cutlass"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +56,7 @@ class Exported:
 
 
 class Interception(Protocol):
-    """A backend's compiles, taken where they happen.
-
-    Attributes:
-        module: the module that must have been imported before it can begin.
-    """
-
-    module: str
+    """A backend's compiles, taken where they happen."""
 
     def install(self) -> None:
         """Begin. A compiler that is not as expected is left alone, with a notice."""

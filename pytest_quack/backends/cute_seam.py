@@ -58,8 +58,6 @@ class Seam:
         notice: called with what the user should be told once.
     """
 
-    module: str = "cutlass.cutlass_dsl.cutlass"
-
     def __init__(
         self,
         *,

@@ -132,7 +132,21 @@ class Deferral:
 
     def drive(self, session: pytest.Session) -> bool:
         """Run all items of the session; the plugin's `pytest_runtestloop`."""
-        return Loop(self, session, self.pool, self.notices, session.items).run()
+        done = self._run_plainly(session)
+        if done == len(session.items):
+            return True
+        return Loop(self, session, self.pool, self.notices, session.items[done:]).run()
+
+    def _run_plainly(self, session: pytest.Session) -> int:
+        """While all kernels are there, run items as pytest's own loop does; returns how many have their results."""
+        items = session.items
+        for position, item in enumerate(items):
+            if not self.is_trusting:
+                return position
+            nextitem = items[position + 1] if position + 1 < len(items) else None
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
+            raise_if_told_to_stop(session)
+        return len(items)
 
 
 class Loop:
@@ -233,18 +247,12 @@ class Loop:
 
     def _is_told_to_stop(self) -> bool:
         """Whether the loop ends here and all is well; raises what pytest's own loop raises where it is not."""
-        if self._session.shouldfail:
-            raise self._session.Failed(self._session.shouldfail)
-        if self._session.shouldstop:
-            raise self._session.Interrupted(self._session.shouldstop)
+        raise_if_told_to_stop(self._session)
         return False
 
     def _run_one(self, index: int) -> None:
         self._current = index
         self._before(index)
-        if self._deferral.is_trusting:
-            self._run_plainly(index)
-            return
         with self._alone() if index in self._out_of_memory else contextlib.nullcontext():
             attempt = self._attempt(index)
         if attempt.is_deferred:
@@ -262,16 +270,6 @@ class Loop:
             if attempt.is_deferred and self._next is not None:
                 self._tear_down_between(index, self._items[self._next])
         self._gate.release()
-        self._released()
-
-    def _run_plainly(self, index: int) -> None:
-        """Run the item as pytest's own loop does: what it reports goes out at once, and its calls wait."""
-        item = self._items[index]
-        self._queue.finish(index)
-        self._next = self._queue.take(index)
-        nextitem = self._items[self._next] if self._next is not None else None
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
-        self._finished(index)
         self._released()
 
     @property
@@ -675,6 +673,14 @@ class _Gate:
         elif earlier := self._loop.earlier_oom():
             report.sections += [("Out of device memory in an earlier attempt", text) for text in earlier]
         return report
+
+
+def raise_if_told_to_stop(session: pytest.Session) -> None:
+    """Raise what pytest's own loop raises between two items if somebody has ended the run."""
+    if session.shouldfail:
+        raise session.Failed(session.shouldfail)
+    if session.shouldstop:
+        raise session.Interrupted(session.shouldstop)
 
 
 def place_of(item: pytest.Item) -> Place:

@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import os
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -22,7 +21,6 @@ from pytest_quack.cache.store import Store
 
 _DIRECTORY: Final = "warm"
 _VARIABLES: Final = ("CUTE_DSL_", "QUACK_COMPILE_")
-_FOREIGN: Final = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 class WarmMark:
@@ -57,8 +55,11 @@ class WarmMark:
 
 def _changes() -> Iterator[int]:
     """When the files of imported modules were changed, apart from those of Python and of installed distributions."""
+    import sysconfig  # reads a file: not for a controller, which only leaves marks
+
+    foreign = {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
-        if isinstance(path, str) and not path.startswith(_FOREIGN):
+        if isinstance(path, str) and not path.startswith(tuple(foreign)):
             with contextlib.suppress(OSError):
                 yield os.stat(path).st_mtime_ns

@@ -11,15 +11,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from pytest_quack.compile.pool import CompilePool
-from pytest_quack.compile.server import Address, PoolServer
+from pytest_quack.compile.server import PoolServer
 from pytest_quack.deferral import running, xdist_internals
+from pytest_quack.deferral.worker_data import WORKER_DATA
 from pytest_quack.deferral.worker_end import GIVE_UP, INTERRUPT
 from pytest_quack.gpu.turns import STAND_ASIDE, Turns
 from pytest_quack.report.summary import RunCounts
@@ -28,8 +28,6 @@ from pytest_quack.report.summary import RunCounts
 _IS_IDLE: Final = "quack_is_idle"
 # The event after a failure, which may have been the last that the run allows.
 _HAS_FAILED: Final = "quack_has_failed"
-# Under this name workers find what is theirs in `config.workerinput`, and the controller in `workeroutput`.
-WORKER_DATA: Final = "pytest_quack"
 _COMPLETE: Final = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
@@ -138,32 +136,6 @@ class Controller:
         """Offer the pool to nobody any more."""
         self._config.pluginmanager.unregister(self)
         self._server.close()
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerData:
-    """What a worker is told by the controller.
-
-    Attributes:
-        address: where the controller's pool is.
-        name: the worker's name.
-        mark: the file for the running test.
-        controller_pid: the controller's process.
-    """
-
-    address: Address
-    name: str
-    mark: str
-    controller_pid: int
-
-
-def find_worker_data(config: pytest.Config) -> WorkerData | None:
-    """What the controller has told this worker; None where it has not, or there is none."""
-    plain = getattr(config, "workerinput", {}).get(WORKER_DATA)
-    if not plain:
-        return None
-    address = Address(plain["machine"], plain["path"], plain["secret"])
-    return WorkerData(address, plain["name"], plain["mark"], plain["controller_pid"])
 
 
 def _devices(node: Any) -> frozenset[str]:

@@ -60,11 +60,49 @@ class WorkerLoop(Loop):
         self._channel.listen(self._on_command)
         try:
             self._ask_controller("stand_aside")  # somebody may have a GPU alone already
-            return super().run()
+            if self._deferral.is_trusting:
+                self._run_plainly()
+            return self._is_stopping or super().run()
         finally:
             self._is_finished = True
             oom.free_memory_if_used()
             self._ask_controller("leave_gpu")
+
+    def _run_plainly(self) -> None:
+        """While all kernels are there, do as xdist's own loop does: nothing is put off, so nothing has to be known.
+
+        The test that is next when one is missing goes to the queue.
+        """
+        index = self._take_or_wait()
+        while index is not None:
+            if not self._deferral.is_trusting:
+                self._indices.append(index)
+                self.add(self._session.items[index])
+                return
+            next_index = self._take_or_wait()
+            if self._is_stopping:
+                return
+            item = self._session.items[index]
+            nextitem = self._session.items[next_index] if next_index is not None else None
+            began_s = self._announce(index, item)
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
+            self._channel.tell_complete(index, time.perf_counter() - began_s)
+            self._note_running(None)
+            index = next_index
+
+    def _take_or_wait(self) -> int | None:
+        """The next test, as an index into the session's items; None where none comes, or the run is to stop."""
+        if self._steals:
+            self._answer_steals()
+        while not self._is_closed and not self._is_stopping:
+            index = self._channel.take()
+            if index is self._channel.end:
+                self._is_closed = True
+            elif index is None:
+                self._wait_for_controller()
+            else:
+                return int(index)
+        return None
 
     @property
     def is_over(self) -> bool:
@@ -122,12 +160,18 @@ class WorkerLoop(Loop):
         while self._queue.remaining == 1 and not self._is_closed and not self._is_stopping:
             self._wait_for_controller()
             self._fetch()
+        self._began_s = self._announce(self._indices[index], self._items[index])
+
+    def _announce(self, session_index: int, item: pytest.Item) -> float:
+        """Say that a test begins now; returns that moment, in seconds."""
         self._stand_aside_if_asked()
-        session_index = self._indices[index]
-        self._channel.begin(session_index, f"[pytest-xdist running] {self._items[index].nodeid}")
+        self._channel.begin(session_index, f"[pytest-xdist running] {item.nodeid}")
+        self._note_running(session_index)
+        return time.perf_counter()
+
+    def _note_running(self, session_index: int | None) -> None:
         if self._mark is not None:
             self._mark.set(session_index)
-        self._began_s = time.perf_counter()
 
     def _likely_next(self, index: int) -> pytest.Item | None:
         likely = super()._likely_next(index)
@@ -138,8 +182,7 @@ class WorkerLoop(Loop):
 
     def _run_one(self, index: int) -> None:
         super()._run_one(index)
-        if self._mark is not None:
-            self._mark.set(None)
+        self._note_running(None)
 
     def _released(self) -> None:
         now = time.perf_counter()
