@@ -101,6 +101,7 @@ class Seam:
 
         @functools.wraps(original)
         def compile_and_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
             return seam.compile(self, args, kwargs)
 
         setattr(compile_and_cache, _OURS, True)
@@ -114,6 +115,9 @@ class Seam:
 
     def compile(self, dsl: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Stands in for the DSL's `compile_and_cache`."""
+        __tracebackhide__ = (
+            True  # an error of the compiler looks as it does without us, and has no other as its context
+        )
         original = self._original
         assert original is not None
         if self._undo is None:
@@ -122,27 +126,17 @@ class Seam:
         bound.apply_defaults()
         arguments = bound.arguments
         name = arguments.get("original_function_name") or arguments["function_name"]
-        try:
-            if cute_trace.why_not(dsl) is not None:
-                return original(dsl, *args, **kwargs)
-            trace = cute_trace.take(dsl, arguments)
-            self._refuse_guess(trace)
-            parts = cute_trace.content_parts(dsl, arguments["signature"], trace, self._options())
-        except UnkeyableError as error:
-            self._note_uncached(name, error)
-            return original(dsl, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - the DSL is not as expected: whatever it raises, it compiles for itself
+        taken, reason = self._take(dsl, arguments, name)
+        if taken is None:
             function = original(dsl, *args, **kwargs)  # if this fails as well, the function is to blame
-            self._give_up(f"{type(error).__name__}: {_one_line(error)}")
+            if reason:
+                self._give_up(reason)
             return function
-        content_key = canonical.digest({**parts, **self._key_parts()})
-        try:
-            found = self._resolver.resolve(content_key, name, trace.dump)
-        except UnkeyableError as error:
-            self._note_uncached(name, error)
-            return original(dsl, *args, **kwargs)
-        except InterceptionError as error:
-            self._give_up(str(error))
+        content_key, trace = taken
+        found, reason = self._resolve(content_key, name, trace)
+        if found is None:
+            if reason:
+                self._give_up(reason)
             return original(dsl, *args, **kwargs)
         unusable: Exception | None = None
         if not isinstance(found, CompileHere):
@@ -161,6 +155,32 @@ class Seam:
         setattr(function, ORIGIN, Origin(content_key, trace, None))
         self._resolver.made_here(content_key, name, found, seconds, functools.partial(self._export, function))
         return function
+
+    def _take(self, dsl: Any, arguments: dict[str, Any], name: str) -> tuple[tuple[str, Trace] | None, str]:
+        """The content key and the trace; None where the DSL is to compile, with the reason if nothing can be taken."""
+        try:
+            if cute_trace.why_not(dsl) is not None:
+                return None, ""
+            trace = cute_trace.take(dsl, arguments)
+            self._refuse_guess(trace)
+            parts = cute_trace.content_parts(dsl, arguments["signature"], trace, self._options())
+        except UnkeyableError as error:
+            self._note_uncached(name, error)
+            return None, ""
+        except Exception as error:  # noqa: BLE001 - the DSL is not as expected: whatever it raises, it compiles for itself
+            return None, f"{type(error).__name__}: {_one_line(error)}"
+        return (canonical.digest({**parts, **self._key_parts()}), trace), ""
+
+    def _resolve(self, content_key: str, name: str, trace: Trace) -> tuple[Artifact | CompileHere | None, str]:
+        """What the resolver says; None where the DSL is to compile, with the reason if nothing more can be taken."""
+        __tracebackhide__ = True
+        try:
+            return self._resolver.resolve(content_key, name, trace.dump), ""
+        except UnkeyableError as error:
+            self._note_uncached(name, error)
+            return None, ""
+        except InterceptionError as error:
+            return None, str(error)
 
     def _refuse_guess(self, trace: Trace) -> None:
         """Device code for the DSL's default architecture is nobody else's."""

@@ -141,10 +141,12 @@ def wrapper({", ".join(declared)}):
             return {ours}_kernel
     except {ours}_error:
         pass  # not seen yet, not hashable, or a name that the function reads is gone: the long way tells
+    __tracebackhide__ = True  # as everywhere between a call and the compile function: pytest shows none of our frames
     return {ours}_miss(({values}))
 """
 
     def miss(slot: tuple[Any, ...]) -> Any:
+        __tracebackhide__ = True
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for position, (p, value) in enumerate(zip(parameters, slot, strict=True)):
@@ -174,13 +176,17 @@ def _make_variadic_wrapper(jit: JitFunction) -> Callable[..., Any]:
                 return kernel
         except Exception:  # noqa: BLE001 - as above: what a foreign __hash__ or __eq__ raises is for the long way
             pass
+        __tracebackhide__ = True
         return jit.call(args, kwargs, slot, (*args, *kwargs.values()))
 
     return wrapper
 
 
-class NotShippableError(Exception):
-    """The call cannot be made in another process; the text says why."""
+@dataclass(frozen=True, slots=True)
+class NotShippable:
+    """The call cannot be made in another process, and why."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +238,7 @@ class JitFunction:
 
         `slot` is where `hits` may keep it, with a check that is called with `values`.
         """
+        __tracebackhide__ = True
         deep = _encode_call(args, kwargs)
         entry = self._deep.get(deep) if deep is not None else None
         if entry is not None and holds(entry[1]):
@@ -243,6 +250,8 @@ class JitFunction:
         except UnkeyableError as error:
             runtime.uncached += 1
             runtime.notices.add(f"{self.function.__qualname__} is compiled at each call, not cached: {error}")
+            direct = None
+        if direct is None:  # outside the handler, so that an error of the function has no other as its context
             with _compile_lock:
                 return self.function(*args, **kwargs)
         kernel = self._kernels.get(direct.key)
@@ -257,6 +266,7 @@ class JitFunction:
         return kernel
 
     def _resolve(self, call: _Call, runtime: Runtime) -> Any:
+        __tracebackhide__ = True
         key = call.direct.key
         while True:
             kernel, has_raised = self._find(key, runtime)
@@ -269,10 +279,10 @@ class JitFunction:
             if state is KeyState.NEW and has_raised:
                 return self._compile_here(call, runtime, reason="it raised when it was last compiled, but not now")
             if state is KeyState.NEW:
-                try:
-                    pool.submit(self._make_job(call, runtime, pool))
-                except NotShippableError as error:
-                    return self._compile_here(call, runtime, reason=str(error))
+                job = self._make_job(call, runtime, pool)
+                if isinstance(job, NotShippable):
+                    return self._compile_here(call, runtime, reason=job.reason)
+                pool.submit(job)
             elif state is KeyState.DONE:
                 result = pool.result(key)
                 if result is not None and result.artifact is not None and environ_is(result.environ):
@@ -317,6 +327,7 @@ class JitFunction:
 
     def _compile_here(self, call: _Call, runtime: Runtime, *, reason: str) -> Any:
         """Compile in this process, under the key's lock where there is one; `reason` says why not in the pool."""
+        __tracebackhide__ = True
         store, key = runtime.store, call.direct.key
         with _compile_lock, contextlib.ExitStack() as held:
             if key in self._kernels and environ_is(self._environ_seen.get(key, {})):
@@ -353,6 +364,7 @@ class JitFunction:
 
     def _compile(self, call: _Call) -> tuple[Artifact, dict[str, str]]:
         """Run the compile function and export what it returns; with the variables that it read besides its key's."""
+        __tracebackhide__ = True
         backend = self.backend
         started = time.perf_counter()
         with seen_environ(self.function.__module__.split(".")[0]) as names:
@@ -364,6 +376,7 @@ class JitFunction:
 
     def _compile_and_publish(self, store: Store, call: _Call) -> tuple[Artifact, dict[str, str]]:
         """Compile and store; not under a key that the sources no longer have when the compile is over."""
+        __tracebackhide__ = True
         before = set(sys.modules)
         try:
             artifact, environ = self._compile(call)
@@ -379,16 +392,16 @@ class JitFunction:
             store.publish(artifact, call.direct.key, files, environ)
         return artifact, environ
 
-    def _make_job(self, call: _Call, runtime: Runtime, pool: AskingSide) -> CompileJob:
+    def _make_job(self, call: _Call, runtime: Runtime, pool: AskingSide) -> CompileJob | NotShippable:
         function = self.function
         if function.__module__ == "__main__":
-            raise NotShippableError("it is defined in __main__, which another process cannot import")
+            return NotShippable("it is defined in __main__, which another process cannot import")
         if "<locals>" in function.__qualname__:
-            raise NotShippableError("it is defined inside another function, where another process cannot find it")
+            return NotShippable("it is defined inside another function, where another process cannot find it")
         try:
             arguments = pickle.dumps((call.args, call.kwargs))
-        except Exception as error:  # pickling runs foreign code, which may raise anything
-            raise NotShippableError(f"its arguments cannot be sent to another process ({error})") from error
+        except Exception as error:  # noqa: BLE001 - pickling runs foreign code, which may raise anything
+            return NotShippable(f"its arguments cannot be sent to another process ({error})")
         return CompileJob(
             key=call.direct.key,
             parts=call.direct.parts,

@@ -17,6 +17,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import logging
 import os
 import stat
 import tempfile
@@ -33,6 +34,7 @@ from pytest_quack.cache.directory import CacheDirectory
 from pytest_quack.errors import ArtifactError
 
 FORMAT: Final = 1
+_OWN_FOLDER: Final = f"{os.sep}pytest-quack{os.sep}"
 _KEY_LENGTH: Final = 64
 _TEMPORARY: Final = ".tmp-"
 _STALE_S: Final = 3600.0  # writing one file takes seconds at most
@@ -40,6 +42,14 @@ _STALE_S: Final = 3600.0  # writing one file takes seconds at most
 _DAMAGE: Final = frozenset(
     {errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EIO, errno.ENXIO}
 )
+
+
+def _is_about_others(record: logging.LogRecord) -> bool:
+    """Keeps what filelock logs of our locks, at level DEBUG, out of the logs of the test that compiles."""
+    return not any(_OWN_FOLDER in str(value) for value in record.args or ())
+
+
+logging.getLogger("filelock").addFilter(_is_about_others)
 
 
 @dataclass(frozen=True, slots=True)

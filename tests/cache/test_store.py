@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 
 from pytest_quack.cache.directory import open_directory
@@ -474,3 +475,15 @@ def test_records_survive_their_round_trip_and_nothing_else_parses() -> None:
             parse_sidecar(text)
         with pytest.raises(ArtifactError):
             parse_pointer(text)
+
+
+def test_locks_leave_nothing_in_the_logs_of_the_test_that_compiles(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(0)
+    with store.lock(key("a"), timeout_s=1):
+        pass
+    assert caplog.records == []
+    with filelock.FileLock(tmp_path / "somebody's.lock"):
+        pass
+    assert caplog.records, "those of others are logged as before"
