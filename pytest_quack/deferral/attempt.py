@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,6 +104,8 @@ class Attempt:
         hook_error: what a hook raised that was told of the result before the tear-down.
         out_of_memory: what ran out of device memory, where the item may try again: it does not count then.
         out_of_memory_when: in which phase.
+        wider_output: what wider fixtures have said while it set them up: phase, stream, text.
+        wider_warnings: what they have warned of.
     """
 
     item: pytest.Item
@@ -117,6 +120,8 @@ class Attempt:
     hook_error: Exception | None = None
     out_of_memory: OutOfMemory | None = None
     out_of_memory_when: str = ""
+    wider_output: list[tuple[str, str, str]] = field(default_factory=list)
+    wider_warnings: list[warnings.WarningMessage] = field(default_factory=list)
     _exceptions: list[weakref.ref[BaseException]] = field(default_factory=list)
     _temporary: Path | None = None
 

@@ -5,18 +5,23 @@ Written for pytest 8.3 to 9.2 and pluggy 1.5 to 1.7; `tests/deferral/test_intern
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
 import shutil
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from _pytest import fixtures as _fixtures
+from _pytest import logging as _logging
 from _pytest import runner as _runner
+from _pytest import warnings as _warnings
 
 HookExec = Callable[[str, Sequence[Any], dict[str, Any], bool], Any]
 
@@ -48,6 +53,13 @@ def holds_fixtures(session: pytest.Session, node: Any) -> bool:
     """Whether anything besides the node itself will be torn down with it."""
     entry = session._setupstate.stack.get(node)
     return entry is not None and len(entry[0]) > 1
+
+
+def is_torn_down_to(session: pytest.Session, nextitem: pytest.Item | None) -> bool:
+    """Whether nothing is set up that `nextitem` does not need."""
+    stack = list(session._setupstate.stack)
+    needed: list[Any] = nextitem.listchain() if nextitem is not None else []
+    return stack == needed[: len(stack)]
 
 
 def tear_down_to(session: pytest.Session, nextitem: pytest.Item | None) -> None:
@@ -97,6 +109,89 @@ def give_back_temporary(item: pytest.Item, path: Path) -> None:
         numbers[prefix.lower()] -= 1
 
 
+class CapturedOutput:
+    """What has been captured so far of the phase that runs, by stream: "stdout", "stderr", "log".
+
+    Gives nothing where nothing is captured.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._plugins: Final = config.pluginmanager
+
+    def position(self) -> dict[str, int]:
+        """Where each stream ends now."""
+        ends = {name: file.buffer.seek(0, os.SEEK_END) for name, file in self._files().items()}
+        log = self._log()
+        return ends if log is None else {**ends, "log": len(log.getvalue())}
+
+    def since(self, position: Mapping[str, int]) -> dict[str, str]:
+        """What has come since then."""
+        texts = {}
+        for name, file in self._files().items():
+            file.buffer.seek(position[name])
+            texts[name] = file.buffer.read().decode(errors="replace")
+        log = self._log()
+        if log is not None and "log" in position:
+            texts["log"] = log.getvalue()[position["log"] :]
+        return {name: text for name, text in texts.items() if text}
+
+    def put(self, stream: str, text: str) -> None:
+        """Have `text` be captured, and be shown nowhere now."""
+        log, file = self._log(), self._files().get(stream)
+        if stream == "log" and log is not None:
+            log.write(text)
+        elif file is not None:
+            io.TextIOWrapper.write(file, text)  # `--capture=tee-sys` would show it once more
+
+    def _files(self) -> dict[str, Any]:
+        capturing = getattr(self._plugins.get_plugin("capturemanager"), "_global_capturing", None)
+        files = {}
+        for name, attribute in (("stdout", "out"), ("stderr", "err")):
+            file = getattr(getattr(capturing, attribute, None), "tmpfile", None)
+            if isinstance(file, io.TextIOWrapper):
+                file.flush()
+                files[name] = file
+        return files
+
+    def _log(self) -> Any:
+        handler = getattr(self._plugins.get_plugin("logging-plugin"), "report_handler", None)
+        return getattr(handler, "stream", None)
+
+
+def recorded_warnings() -> list[warnings.WarningMessage]:
+    """The list that warnings of this moment are recorded in; an empty one where that cannot be known."""
+    record = getattr(getattr(warnings, "_showwarnmsg_impl", None), "__self__", None)
+    return record if isinstance(record, list) else []
+
+
+@contextlib.contextmanager
+def as_in_teardown(item: pytest.Item) -> Iterator[list[tuple[str, str, str]]]:
+    """Capture, log and warn as in the tear-down of an item; afterwards the list holds the new report sections."""
+    plugins, sections = item.config.pluginmanager, item._report_sections
+    before, new = len(sections), list[tuple[str, str, str]]()
+    with contextlib.ExitStack() as stack:
+        if plugins.hasplugin("warnings"):
+            catch = _warnings.catch_warnings_for_item
+            stack.enter_context(catch(config=item.config, ihook=item.ihook, when="runtest", item=item))
+        _runner._update_current_test_var(item, "teardown")
+        stack.callback(_runner._update_current_test_var, item, None)
+        if (logger := plugins.get_plugin("logging-plugin")) is not None:
+            item.stash[_logging.caplog_records_key] = {}
+            stack.callback(item.stash._storage.pop, _logging.caplog_records_key, None)
+            stack.callback(item.stash._storage.pop, _logging.caplog_handler_key, None)
+            stack.enter_context(_as_context(logger._runtest_for(item, "teardown")))
+        if (capture := plugins.get_plugin("capturemanager")) is not None:
+            stack.enter_context(capture.item_capture("teardown", item))
+        yield new
+    new += sections[before:]
+    del sections[before:]
+
+
+def _as_context(manager: Any) -> Any:
+    """pytest 8 has a generator where later ones have a context manager."""
+    return manager if hasattr(manager, "__enter__") else contextlib.contextmanager(lambda: manager)()
+
+
 def log_file_handler(config: pytest.Config) -> logging.Handler | None:
     """The handler that writes `--log-file`; None where nobody asked for one."""
     handler = getattr(config.pluginmanager.get_plugin("logging-plugin"), "log_file_handler", None)
@@ -119,6 +214,13 @@ def mark_fixture_as_set_up(fixturedef: Any, request: Any, error: BaseException) 
     """
     if fixturedef.cached_result is None:
         fixturedef.cached_result = (None, fixturedef.cache_key(request), (error, None))
+
+
+def swap_fixture_finish(finish: Callable[..., Any]) -> Callable[..., Any]:
+    """Have fixtures be torn down through `finish(fixturedef, request)`; returns what they were torn down through."""
+    before: Callable[..., Any] = _fixtures.FixtureDef.finish
+    _fixtures.FixtureDef.finish = finish  # type: ignore[method-assign]
+    return before
 
 
 def finish_failed_fixtures(item: pytest.Item, is_failure: Callable[[BaseException], bool]) -> None:

@@ -24,7 +24,7 @@ import logging.handlers
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ from pytest_quack.compile.asking import AskingSide
 from pytest_quack.deferral import internals
 from pytest_quack.deferral.attempt import Attempt
 from pytest_quack.deferral.generators import Generators
+from pytest_quack.deferral.kept import KeptOutput, add_sections
 from pytest_quack.deferral.queue import ItemQueue, Place
 from pytest_quack.errors import CompilePending
 from pytest_quack.gpu import oom
@@ -45,8 +46,13 @@ MARKER: Final = "compile_in_place"
 MAX_DEFERRALS: Final = 25
 _PUT_OFF: Final = "put off until its kernel is compiled"
 _TO_TEXT: Final = logging.handlers.QueueHandler(SimpleQueue())
-_HELD_HOOKS: Final = ("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish")
-_DROPPED_HOOKS: Final = ("pytest_exception_interact", "pytest_warning_recorded")
+_HELD_HOOKS: Final = (
+    "pytest_runtest_logstart",
+    "pytest_runtest_logreport",
+    "pytest_runtest_logfinish",
+    "pytest_exception_interact",
+    "pytest_warning_recorded",
+)
 
 
 class Bookmark(pytest.Item):
@@ -122,6 +128,8 @@ class Deferral:
             return "it runs in another thread than the test"
         if getattr(getattr(attempt.item, "obj", None), "is_hypothesis_test", False):
             return "its test is a property, which hypothesis runs many times"
+        if "benchmark" in getattr(attempt.item, "fixturenames", ()):
+            return "its test is measured by pytest-benchmark, which counts every attempt"
         if attempt.item.get_closest_marker(MARKER) is not None:
             return f"its test is marked {MARKER}"
         if self.deferrals.get(attempt.item.nodeid, 0) >= MAX_DEFERRALS:
@@ -182,6 +190,7 @@ class Loop:
         self._has_new_parked = False
         self._current = -1
         self._next: int | None = None
+        self.kept: Final = KeptOutput(session.config, lambda: self._current)
         self._gate = _Gate(self, session.config)
 
     def add(self, item: pytest.Item) -> int:
@@ -243,6 +252,7 @@ class Loop:
                     return True
         finally:
             self._gate.remove()
+            self.kept.close()
             self._deferral._attempt = None
 
     def _is_told_to_stop(self) -> bool:
@@ -262,6 +272,7 @@ class Loop:
             return
         else:
             self._finished(index)
+            self.kept.forget(index)
             if self._is_reported_now or not (self.is_result_indivisible and self.is_next_unknown):
                 self._gate.release_all_but_teardown()
         if not self._is_stopping:
@@ -374,6 +385,7 @@ class Loop:
 
     def _undo(self, index: int, attempt: Attempt) -> None:
         self._generators[index] = attempt.generators
+        self.kept.keep(index, attempt.wider_output)
         if attempt.teardown_error is not None:
             self._notices.add(
                 f"{attempt.item.nodeid} was put off, and tearing down that attempt failed: {attempt.teardown_error}; "
@@ -469,16 +481,27 @@ class Loop:
         return index
 
     def _tear_down_between(self, last: int, nextitem: pytest.Item | None) -> None:
+        if internals.is_torn_down_to(self._session, nextitem):
+            return
         item = self._items[last]
-        call = pytest.CallInfo.from_call(
-            lambda: internals.tear_down_to(self._session, nextitem),
-            "teardown",
-            reraise=(pytest.exit.Exception, KeyboardInterrupt),
-        )
+        with internals.as_in_teardown(item) as said:
+            call = pytest.CallInfo.from_call(
+                lambda: internals.tear_down_to(self._session, nextitem),
+                "teardown",
+                reraise=(pytest.exit.Exception, KeyboardInterrupt),
+            )
+        held = self._gate.held_teardown_report()
+        if held is not None:
+            add_sections(held, said)
+        else:
+            self.kept.keep(last, said)
         if call.excinfo is None:
             return
         report = item.ihook.pytest_runtest_makereport(item=item, call=call)
-        if not self._gate.replace_teardown_report(report):
+        if held is not None:
+            report.sections = held.sections
+            self._gate.replace_teardown_report(report)
+        else:
             self.owed_errors[last] = report  # it was put off: part of the result that it will have
 
 
@@ -492,13 +515,15 @@ class _Gate:
 
     def __init__(self, loop: Loop, config: pytest.Config) -> None:
         self._loop = loop
+        self._config = config
         self._hook = config.hook
         self._attempt: Attempt | None = None
         self._held: list[tuple[str, Any, dict[str, Any], bool]] = []
         self._former: dict[str, internals.HookExec] = {}
+        self._former_finish: Callable[..., Any] = lambda fixturedef, request: None
         self._log_file = internals.log_file_handler(config)
         self._held_records: list[logging.LogRecord] = []
-        self._is_wider_set_up = False
+        self._is_in_wider = False
 
     def install(self) -> None:
         """Stand in front of the hooks, unless that has been done."""
@@ -506,12 +531,18 @@ class _Gate:
             return
         if self._log_file is not None:
             self._log_file.emit = self._on_log_record  # type: ignore[method-assign]
-        handlers = dict.fromkeys((*_HELD_HOOKS, *_DROPPED_HOOKS), self._on_publish)
+        handlers = dict.fromkeys(_HELD_HOOKS, self._on_publish)
         handlers["pytest_runtest_teardown"] = self._on_teardown
         handlers["pytest_runtest_makereport"] = self._on_makereport
         handlers["pytest_fixture_setup"] = self._on_fixture_setup
         for name, handler in handlers.items():
             self._former[name] = internals.swap_hook_exec(getattr(self._hook, name), handler)
+
+        def finish(fixturedef: Any, request: Any) -> None:
+            __tracebackhide__ = True
+            self._on_fixture_finish(fixturedef, request)
+
+        self._former_finish = internals.swap_fixture_finish(finish)
 
     def remove(self) -> None:
         if not self._former:
@@ -519,6 +550,7 @@ class _Gate:
         self.release()
         for name, former in self._former.items():
             internals.swap_hook_exec(getattr(self._hook, name), former)
+        internals.swap_fixture_finish(self._former_finish)
         if self._log_file is not None:
             del self._log_file.emit  # the class's own again
 
@@ -569,13 +601,14 @@ class _Gate:
         caller = self._hook.pytest_runtest_logreport
         self._held.append((caller.name, list(caller.get_hookimpls()), {"report": report}, False))
 
-    def replace_teardown_report(self, report: pytest.TestReport) -> bool:
-        """Put `report` in the place of the item's own tear-down report; False where that is not held."""
+    def held_teardown_report(self) -> pytest.TestReport | None:
+        return next((report for report in self.held_reports() if report.when == "teardown"), None)
+
+    def replace_teardown_report(self, report: pytest.TestReport) -> None:
+        """Put `report` in the place of the item's own tear-down report, which is held."""
         for name, _, kwargs, _ in self._held:
             if name == "pytest_runtest_logreport" and kwargs["report"].when == "teardown":
                 kwargs["report"] = report
-                return True
-        return False
 
     def _on_publish(self, name: str, methods: Sequence[Any], kwargs: dict[str, Any], firstresult: bool) -> Any:
         __tracebackhide__ = True
@@ -584,11 +617,11 @@ class _Gate:
             return self._former[name](name, methods, kwargs, firstresult)
         nothing: list[Any] | None = None if firstresult else []
         if attempt.is_settled and attempt.is_deferred:
+            if any(kwargs.get("warning_message") is warning for warning in attempt.wider_warnings):
+                return self._former[name](name, methods, kwargs, firstresult)  # it will not be warned of again
             self._note_teardown_error(attempt, name, kwargs)
             self._forget(name, kwargs)
             return nothing
-        if name == "pytest_exception_interact":
-            return nothing if attempt.does_not_count else self._former[name](name, methods, kwargs, firstresult)
         if attempt.out_of_memory is not None:
             self._note_teardown_error(attempt, name, kwargs)
         elif attempt.is_settled:
@@ -599,7 +632,7 @@ class _Gate:
     def _on_log_record(self, record: logging.LogRecord) -> None:
         """Stands before the handler of `--log-file`, which writes what is logged at once."""
         attempt = self._attempt
-        is_outside = attempt is None or os.getpid() != self._loop.pid or self._is_wider_set_up
+        is_outside = attempt is None or os.getpid() != self._loop.pid or self._is_in_wider
         if attempt is None or is_outside:
             self._write_record(record)
         elif not (attempt.is_settled and attempt.is_deferred):
@@ -642,19 +675,39 @@ class _Gate:
     def _on_fixture_setup(self, name: str, methods: Sequence[Any], kwargs: dict[str, Any], firstresult: bool) -> Any:
         __tracebackhide__ = True
         attempt = self._attempt
-        was_wider, is_wider = self._is_wider_set_up, kwargs["fixturedef"].scope != "function"
-        self._is_wider_set_up = was_wider or is_wider  # it is set up once, so what it logs is said once
+        is_wider = kwargs["fixturedef"].scope != "function"
         try:
-            result = self._former[name](name, methods, kwargs, firstresult)
+            with self._as_wider() if is_wider else contextlib.nullcontext():
+                result = self._former[name](name, methods, kwargs, firstresult)
         except BaseException as error:
             if attempt is not None and attempt.is_deferred:
                 internals.mark_fixture_as_set_up(kwargs["fixturedef"], kwargs["request"], error)
             raise
-        finally:
-            self._is_wider_set_up = was_wider
         if attempt is not None and is_wider and not attempt.is_settled:
             attempt.note_wider_fixture()
         return result
+
+    def _on_fixture_finish(self, fixturedef: Any, request: Any) -> None:
+        """A wider fixture is also torn down where one with another parameter takes its place, in a set-up."""
+        __tracebackhide__ = True
+        is_wider = fixturedef.scope != "function" and getattr(request, "config", None) is self._config
+        with self._as_wider() if is_wider else contextlib.nullcontext():
+            self._former_finish(fixturedef, request)
+
+    @contextlib.contextmanager
+    def _as_wider(self) -> Iterator[None]:
+        """What is said in the block is said once, by a fixture that stays whether the attempt counts or not."""
+        __tracebackhide__ = True
+        attempt, was_wider = self._attempt, self._is_in_wider
+        if attempt is None or attempt.is_settled or was_wider:
+            yield
+            return
+        self._is_in_wider = True
+        try:
+            with self._loop.kept.listen(attempt, "call" if self.held_reports() else "setup"):
+                yield
+        finally:
+            self._is_in_wider = False
 
     def _on_makereport(self, name: str, methods: Sequence[Any], kwargs: dict[str, Any], firstresult: bool) -> Any:
         __tracebackhide__ = True

@@ -8,7 +8,7 @@ from support.inner import InnerProject, InnerResult
 
 pytestmark = [pytest.mark.light, pytest.mark.slow]
 
-PREAMBLE = "import asyncio, os, random\nimport pytest\nfrom support.light import build, log\n"
+PREAMBLE = "import asyncio, os, random\nimport pytest\nfrom support.light import build, build_badly, log\n"
 
 
 def cold_and_plain(inner: InnerProject, body: str, *args: str) -> tuple[InnerResult, InnerResult]:
@@ -295,9 +295,16 @@ def test_broken(broken):
 
 def test_leaving(leaving):
     pass
+
+def test_that_does_not_compile():
+    build_badly("bad", "raise")
 """,
     )
-    assert "pytest_quack/" not in cold.stdout, cold.show()
+    assert "bad has a bad tile" in cold.stdout, cold.show()
+    for result in (cold, plain):
+        assert "pytest_quack/" not in result.stdout, result.show()
+        assert "<jit_cache>" not in result.stdout, result.show()
+        assert "During handling of" not in result.stdout, result.show()
     errors = [result.stdout.partition("= ERRORS =")[2] for result in (cold, plain)]
     assert errors[0].count("conftest.py:") == errors[1].count("conftest.py:") > 0
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import warnings
+from collections.abc import Iterator
 
 import pytest
 
 from pytest_quack.deferral import internals
+from pytest_quack.deferral.local import bookmark_beside
 
 pytestmark = pytest.mark.light
 
@@ -98,3 +102,67 @@ def test_temporary_directory_is_given_back(
     first = tmp_path_factory.mktemp("given_back")
     internals.give_back_temporary(request.node, first)
     assert tmp_path_factory.mktemp("given_back") == first
+
+
+def test_what_is_captured_can_be_read_and_put(request: pytest.FixtureRequest) -> None:
+    captured = internals.CapturedOutput(request.config)
+    before = captured.position()
+    assert before.keys() == {"stdout", "stderr", "log"}
+    print("to stdout")
+    print("to stderr", file=sys.stderr)
+    logging.getLogger().warning("to the log")
+    seen = captured.since(before)
+    assert seen["stdout"] == "to stdout\n"
+    assert seen["stderr"] == "to stderr\n"
+    assert "to the log" in seen["log"]
+    before = captured.position()
+    for stream in before:
+        captured.put(stream, f"put into {stream}\n")
+    assert captured.since(before) == {stream: f"put into {stream}\n" for stream in before}
+
+
+def test_where_warnings_are_recorded_is_known() -> None:
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        warnings.warn("recorded", UserWarning, stacklevel=1)
+        assert internals.recorded_warnings() is record
+        assert len(record) == 1
+
+
+def test_tear_down_between_items_is_captured_as_in_one(request: pytest.FixtureRequest) -> None:
+    item = bookmark_beside(request.node)
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    with capture.global_and_fixture_disabled(), internals.as_in_teardown(item) as said:
+        print("torn down")
+        logging.getLogger().warning("logged")
+    assert ("teardown", "stdout", "torn down\n") in said
+    assert any(stream == "log" and "logged" in text for _, stream, text in said)
+    assert item._report_sections == []
+
+
+@pytest.fixture
+def finished(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    names: list[str] = []
+
+    def finish(fixturedef, request):  # type: ignore[no-untyped-def]
+        names.append(fixturedef.argname)
+        before(fixturedef, request)
+
+    before = internals.swap_fixture_finish(finish)
+    yield names
+    internals.swap_fixture_finish(before)
+
+
+def test_fixtures_are_torn_down_through_the_swapped_function(
+    finished: list[str], request: pytest.FixtureRequest
+) -> None:
+    definition = request._get_active_fixturedef("finished")
+    request.getfixturevalue("reason_in_a_function_fixture")
+    request._get_active_fixturedef("reason_in_a_function_fixture").finish(request)
+    assert finished == ["reason_in_a_function_fixture"]
+    assert definition.cached_result is not None
+
+
+def test_what_is_set_up_for_an_item_is_known(request: pytest.FixtureRequest) -> None:
+    assert internals.is_torn_down_to(request.session, request.node)
+    assert not internals.is_torn_down_to(request.session, None)
