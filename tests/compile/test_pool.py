@@ -179,6 +179,7 @@ def test_busy_process_killed_by_somebody_is_started_again(pool: CompilePool, sid
     assert pool.stats().workers_crashed == 1
 
 
+@pytest.mark.slow
 def test_server_killed_while_compiles_run(pool: CompilePool, side_log: Path) -> None:
     keys = [key_of(lambda n=n: light.build(f"k{n}", seconds=1.0)) for n in range(3)]
     worker = psutil.Process(compiling(side_log, "k0"))
@@ -190,6 +191,7 @@ def test_server_killed_while_compiles_run(pool: CompilePool, side_log: Path) -> 
     until(lambda: not worker.is_running())
 
 
+@pytest.mark.slow
 def test_stopped_process_runs_over_its_time_limit(pool: CompilePool, side_log: Path) -> None:
     key = key_of(lambda: light.build("a", seconds=1.0))
     os.kill(compiling(side_log, "a"), signal.SIGSTOP)

@@ -327,6 +327,7 @@ def test_finalizer(finalized):
     assert "waited in place" in result.stdout
 
 
+@pytest.mark.slow
 def test_wait_mode_runs_each_test_once_in_order(inner: InnerProject) -> None:
     inner.write(
         "test_it.py", PREAMBLE + "".join(f"def test_{n}():\n    log('attempt {n}'); build('{n}')()\n" for n in "ab")

@@ -21,8 +21,12 @@ _PRIVATE = ("QUACK_", "PYTEST_", "CUTE_DSL_", "LIGHT_", "COV_", "SIDE_LOG")
 
 
 # Arguments of a run without xdist, and of one with as many workers as a test needs to show something.
-ALONE_AND_ONE_WORKER = pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "one worker"])
-ALONE_AND_TWO_WORKERS = pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "two workers"])
+ALONE_AND_ONE_WORKER = pytest.mark.parametrize(
+    "workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.slow)], ids=["alone", "one worker"]
+)
+ALONE_AND_TWO_WORKERS = pytest.mark.parametrize(
+    "workers", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["alone", "two workers"]
+)
 
 
 @dataclass(frozen=True)
