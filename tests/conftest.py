@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +12,6 @@ from pytest_quack.settings import Settings
 from support.inner import InnerProject
 
 pytest_plugins = ["pytester"]
-
-HAS_KERNELS = all(importlib.util.find_spec(name) is not None for name in ("torch", "cutlass", "tvm_ffi"))
 
 
 @pytest.fixture
