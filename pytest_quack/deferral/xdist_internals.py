@@ -1,6 +1,6 @@
 """Everything that leans on the inside of xdist, one small function each.
 
-Written for xdist 3.6 to 3.8; `tests/deferral/test_xdist_internals.py` notices when it changes.
+Written for xdist 3.7 to 3.8; `tests/deferral/test_xdist_internals.py` notices when it changes.
 """
 
 from __future__ import annotations
