@@ -13,7 +13,8 @@ from fidelity.observation import Allowance, Observation, differences, extra_set_
 from fidelity.suites import SuiteSpec, cool_down, write
 from support.inner import ROOT, TESTS
 
-_PRIVATE = ("QUACK_", "PYTEST_", "CUTE_DSL_", "LIGHT_", "COV_", "SIDE_LOG", "FIDELITY_")
+# TOX_: pytest would keep its cache in tox's environment, which all runs would share.
+_PRIVATE = ("QUACK_", "PYTEST_", "CUTE_DSL_", "LIGHT_", "COV_", "SIDE_LOG", "FIDELITY_", "TOX_")
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,7 @@ class Project:
         self.root.mkdir(parents=True)
         self.cache = root / "store"
         self.kernels = kernels
-        # pytest keeps its cache elsewhere under tox, unless it is told where.
-        common = "junit_family = xunit1\njunit_logging = all\ncache_dir = .pytest_cache"
-        (self.root / "pytest.ini").write_text(f"[pytest]\n{common}\n{ini}\n")
+        (self.root / "pytest.ini").write_text(f"[pytest]\njunit_family = xunit1\njunit_logging = all\n{ini}\n")
 
     def run(
         self,
