@@ -115,9 +115,8 @@ class Seam:
 
     def compile(self, dsl: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Stands in for the DSL's `compile_and_cache`."""
-        __tracebackhide__ = (
-            True  # an error of the compiler looks as it does without us, and has no other as its context
-        )
+        # An error of the compiler looks as it does without us, and has no other as its context.
+        __tracebackhide__ = True
         original = self._original
         assert original is not None
         if self._undo is None:

@@ -43,6 +43,7 @@ _PASSING = re.compile(
 # Lines of the terminal that tell in whose report a wider fixture's output and warnings are.
 _MOVING = re.compile(r"^(- Captured .*|_ .*|\S+::\S+)$")
 _TEARDOWN = '"when": "teardown"'
+_ENDS = ("set up ", "tear down ")  # how the two events of a fixture begin in the side log
 _OURS = re.compile(r"^-+ async-compile -+$")
 _SECTION = re.compile(r"^(=|-){3,} .* (=|-){3,}$")
 
@@ -219,10 +220,7 @@ def differences(plain: Observation, other: Observation, allowance: Allowance) ->
         found.append(f"exit status {other.status}, not {plain.status}")
     moved = plain.moved | other.moved
     found += _compare_by_test("reports", *(_without_teardown_of(moved, seen.reports) for seen in (plain, other)))
-    records = [
-        {name: seen.junit[name] for name in seen.junit.keys() - set(map(_junit_name, moved))} for seen in (plain, other)
-    ]
-    found += _compare_by_test("junit", *records)
+    found += _compare_by_test("junit", *(_without_records_of(moved, seen.junit) for seen in (plain, other)))
     found += _compare("interactions", *(_interactions(seen, moved) for seen in (plain, other)))
     for name in ("warnings", "begun"):
         found += _compare(name, getattr(plain, name), getattr(other, name))
@@ -304,12 +302,11 @@ def _fixture_differences(plain: Observation, other: Observation, allowance: Allo
 def unpaired(seen: Observation) -> Iterator[str]:
     """Fixtures that were not torn down as often as they were set up, and wide lines that are not said once each."""
     failing = {line.removesuffix(" cannot be torn down") for line in seen.wide}
-    for event, number in sorted(seen.events.items()):
-        if not event.startswith("tear down "):
-            continue
-        label = event.removeprefix("tear down ")
-        if seen.events[f"set up {label}"] != number:
-            yield f"{label}: set up {seen.events[f'set up {label}']} times, torn down {number} times"
+    labels = {event.removeprefix(start) for start in _ENDS for event in seen.events if event.startswith(start)}
+    for label in sorted(labels):
+        begun, number = (seen.events[start + label] for start in _ENDS)
+        if begun != number:
+            yield f"{label}: set up {begun} times, torn down {number} times"
         if "_class" in label:  # used by a function outside of a class, it is the function's own
             continue
         if label in failing and seen.wide[f"{label} cannot be torn down"] != number:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -11,10 +10,7 @@ from pathlib import Path
 
 from fidelity.observation import Allowance, Observation, differences, extra_set_ups, observe, show, unpaired
 from fidelity.suites import SuiteSpec, cool_down, write
-from support.inner import ROOT, TESTS
-
-# TOX_: pytest would keep its cache in tox's environment, which all runs would share.
-_PRIVATE = ("QUACK_", "PYTEST_", "CUTE_DSL_", "LIGHT_", "COV_", "SIDE_LOG", "FIDELITY_", "TOX_")
+from support.inner import inner_environ
 
 
 @dataclass(frozen=True)
@@ -92,21 +88,14 @@ class Project:
         return observe(folder, self.root, done.returncode, done.stdout, done.stderr)
 
     def _environ(self, folder: Path, way: Way) -> dict[str, str]:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith(_PRIVATE)}
-        paths = [str(TESTS), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])]
-        environ.update(
-            PYTHONPATH=os.pathsep.join(paths),
-            QUACK_CACHE_DIR=str(self.cache),
-            SIDE_LOG=str(folder / "side.log"),
-            FIDELITY_LOG=str(folder / "reports.jsonl"),
-            FIDELITY_KERNELS=self.kernels,
-            FIDELITY_DEPTH=str(way.depth),
-            PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
-            PYTHONDONTWRITEBYTECODE="1",
-            COLUMNS="200",
-            PYTHONHASHSEED="0",  # assertion messages list the items of a dictionary in the order of a set
-        )
-        return environ
+        return {
+            **inner_environ(self.cache, folder / "side.log"),
+            "FIDELITY_LOG": str(folder / "reports.jsonl"),
+            "FIDELITY_KERNELS": self.kernels,
+            "FIDELITY_DEPTH": str(way.depth),
+            "COLUMNS": "200",
+            "PYTHONHASHSEED": "0",  # assertion messages list the items of a dictionary in the order of a set
+        }
 
 
 def allowance(way: Way, seen: Observation) -> Allowance:

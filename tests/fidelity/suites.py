@@ -209,9 +209,9 @@ class _Writer:
         marks = {
             "skip mark": '@pytest.mark.skip(reason="narrow mark")',
             "xfail": '@pytest.mark.xfail(reason="narrow expected")',
-            "xfail strict": "@pytest.mark.xfail(strict=True)",
-            "xpass": "@pytest.mark.xfail",
-            "xpass strict": "@pytest.mark.xfail(strict=True)",
+            "xfail strict": '@pytest.mark.xfail(reason="narrow strict", strict=True)',
+            "xpass": '@pytest.mark.xfail(reason="narrow pass")',
+            "xpass strict": '@pytest.mark.xfail(reason="narrow strict pass", strict=True)',
         }
         lines = [marks[spec.kind]] if spec.kind in marks else []
         if spec.params:

@@ -94,6 +94,7 @@ CHANGES: dict[str, Callable[[Observation], object]] = {
     "another status": lambda seen: seen.status.append(0),
     "a session fixture was set up twice": lambda seen: seen.events.update(["set up wide session_thing"]),
     "a wider fixture was not torn down": lambda seen: seen.events.update({"tear down wide session_thing": -1}),
+    "a wider fixture was never torn down": lambda seen: seen.events.pop("tear down wide module_thing"),
     "a wider fixture was not set up": lambda seen: seen.events.update({"set up wide module_thing": -1}),
     "a wider fixture was set up too often": lambda seen: seen.events.update({"set up wide module_thing": 2}),
     "a narrow fixture was not torn down": lambda seen: seen.events.update({"tear down narrow narrow_thing": -1}),

@@ -46,7 +46,7 @@ def test_skips():
     call("skips")
     pytest.skip("narrow reason")
 
-@pytest.mark.xfail(strict=True)
+@pytest.mark.xfail(reason="narrow mark", strict=True)
 def test_xfails():
     assert call("xfails") == 2.0
 

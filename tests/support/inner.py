@@ -17,7 +17,8 @@ import pytest
 TESTS = Path(__file__).resolve().parent.parent
 ROOT = TESTS.parent
 # What would tell an inner run something about the outer one, or about the developer's own settings.
-_PRIVATE = ("QUACK_", "PYTEST_", "CUTE_DSL_", "LIGHT_", "COV_", "SIDE_LOG")
+# TOX_: pytest would keep its cache in tox's environment, which all runs would share.
+_PRIVATE = ("QUACK_", "PYTEST_", "CUTE_DSL_", "LIGHT_", "COV_", "SIDE_LOG", "FIDELITY_", "TOX_")
 
 
 # Arguments of a run without xdist, and of one with as many workers as a test needs to show something.
@@ -27,6 +28,21 @@ ALONE_AND_ONE_WORKER = pytest.mark.parametrize(
 ALONE_AND_TWO_WORKERS = pytest.mark.parametrize(
     "workers", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["alone", "two workers"]
 )
+
+
+def inner_environ(cache: Path, side_log: Path) -> dict[str, str]:
+    """The environment of an inner run that keeps its kernels in `cache`: nothing in it is of the outer run's."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_PRIVATE)}
+    paths = [str(TESTS), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])]
+    environ.update(
+        PYTHONPATH=os.pathsep.join(paths),
+        QUACK_CACHE_DIR=str(cache),
+        SIDE_LOG=str(side_log),
+        PYTHONDONTWRITEBYTECODE="1",  # an edit within the same second must be seen
+        # Only what a test asks for. That of hypothesis, for one, costs seconds where no bytecode is written.
+        PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
+    )
+    return environ
 
 
 @dataclass(frozen=True)
@@ -88,18 +104,7 @@ class InnerProject:
         self.log_path.write_text("")
 
     def run_environ(self) -> dict[str, str]:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith(_PRIVATE)}
-        paths = [str(TESTS), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])]
-        environ.update(
-            PYTHONPATH=os.pathsep.join(paths),
-            QUACK_CACHE_DIR=str(self.cache),
-            SIDE_LOG=str(self.log_path),
-            PYTHONDONTWRITEBYTECODE="1",  # an edit within the same second must be seen
-            # Only what a test asks for. That of hypothesis, for one, costs seconds where no bytecode is written.
-            PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
-        )
-        environ.update(self.environ)
-        return environ
+        return {**inner_environ(self.cache, self.log_path), **self.environ}
 
     def run(self, *args: str, jobs: str | None = "2", has_plugin: bool = True, timeout_s: float = 120) -> InnerResult:
         """Run pytest; `jobs` None leaves `--async-compile` away, `has_plugin` False `-p pytest_quack`."""
